@@ -1,0 +1,59 @@
+# make demo    everything from nothing: environment, embedded model, real rollouts, a look at them
+# make test    the test suite, with real vLLM in it
+# make check   ruff, mypy --strict, import-linter
+# make bench   benchmarks (tests/benchmarks)
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+MODEL := .cache/smollm2
+TORCH_INDEX := https://download.pytorch.org/whl/cpu
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+export VLLM_LOGGING_LEVEL ?= ERROR
+export HF_HUB_OFFLINE ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+
+.PHONY: venv model demo test check format bench clean
+
+venv: $(VENV)/.made
+
+# The lock file pins every package of the CPU environment. Torch's CPU build comes first, from wherever it is to be had:
+# the plain index has only the CUDA build, several gigabytes of it.
+$(VENV)/.made: requirements-cpu.lock pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	torch=$$(grep '^torch==' requirements-cpu.lock); \
+	$(PIP) install --no-deps "$$torch" 2>/dev/null || $(PIP) install --no-deps --index-url $(TORCH_INDEX) "$$torch"
+	$(PIP) install --no-deps --requirement requirements-cpu.lock
+	$(PIP) install --no-deps --no-build-isolation --editable .
+	touch $@
+
+model: $(MODEL)
+
+$(MODEL): $(VENV)/.made
+	$(BIN)/python examples/embedded_model.py $(MODEL)
+	touch $(MODEL)
+
+demo: venv model
+	$(BIN)/rollgen generate examples/prompts.jsonl --model $(MODEL) --dtype float32 --out demo-rollouts --clean \
+		--temperature 0.8 --top-k 50 --top-p 0.9 --n 2 --max-tokens 96 --max-model-len 1024
+	$(BIN)/rollgen inspect demo-rollouts
+
+test: venv model
+	$(BIN)/python -m pytest
+
+check: venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+format: venv
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: venv
+	$(BIN)/python -m pytest tests/benchmarks --benchmark-only --override-ini addopts="--import-mode=importlib"
+
+clean:
+	rm -rf $(VENV) .cache demo-rollouts

@@ -1,0 +1,66 @@
+"""The `rollgen` command: parse, then import, call, print. No logic lives here.
+
+Data goes to stdout; logs, bars and errors to stderr. An error is one plain line, `rollgen: error: what, and the fix`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+from typer.exceptions import TyperException
+
+from rollgen import __version__
+from rollgen.cli.generate import generate
+from rollgen.cli.inspect import inspect
+from rollgen.errors import EXIT_CODES_HELP, RollgenError
+
+app = typer.Typer(
+    name="rollgen",
+    help="Rollout datasets that keep the sampling mask of every token.",
+    epilog=EXIT_CODES_HELP,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command(epilog=EXIT_CODES_HELP)(generate)
+app.command()(inspect)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"rollgen {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(False, "--version", help="Print the version.", callback=_print_version, is_eager=True),
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Console entry point: run the command and exit with the code that `errors.py` documents."""
+    try:
+        code = app(standalone_mode=False)
+    except TyperException as error:
+        code = _fail(error.format_message() if hasattr(error, "format_message") else str(error), 2)
+    except RollgenError as error:
+        code = _fail(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        code = _fail("interrupted", 130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader (`| head`) went away: not an error
+        code = 0
+    sys.exit(code)
+
+
+def _fail(message: str, code: int) -> int:
+    from rollgen.inspect.terminal import plain
+
+    print(f"rollgen: error: {plain(message)}", file=sys.stderr)
+    return code

@@ -1,0 +1,66 @@
+"""Command-line options made from `RunConfig`: each field is described once, there.
+
+Values arrive as text and are validated by RunConfig together with the config file and the environment, so a wrong value
+gets the same message wherever it comes from. An option that is not given is None and leaves the others' value alone.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import typer
+from pydantic.fields import FieldInfo
+
+from rollgen.config import RunConfig, field_key
+
+_METAVARS = {int: "INTEGER", float: "NUMBER", str: "TEXT"}
+
+
+def with_config_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Replace the command's `**options` by one keyword option for each field of RunConfig."""
+    signature = inspect.signature(command, eval_str=True)
+    own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    generated = [_parameter(name, field) for name, field in RunConfig.model_fields.items()]
+    parameters = [*own, *generated]
+    command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": int}
+    return command
+
+
+def given(options: dict[str, Any]) -> dict[str, Any]:
+    """The options that were on the command line."""
+    return {name: value for name, value in options.items() if value is not None and value != []}
+
+
+def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
+    key = field_key(name)
+    repeatable = isinstance(field.default, tuple) or name in ("sampling_arg", "engine_arg")
+    is_switch = field.annotation in (bool, bool | None)
+    kind = list[str] | None if repeatable else bool | None if is_switch else str | None
+    flag = "--" + name.replace("_", "-")
+    flags = key.flags or ((f"{flag}/--no-{name.replace('_', '-')}",) if is_switch else (flag,))
+    option = typer.Option(
+        *flags,
+        help=_help(field),
+        metavar=None if is_switch else _metavar(field),
+        rich_help_panel=key.panel,
+        show_default=False,
+    )
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option])
+
+
+def _help(field: FieldInfo) -> str:
+    plain_default = field.default not in (None, (), False) and field.default != {}
+    return f"{field.description}" + (f" \\[{field.default}]" if plain_default else "")
+
+
+def _metavar(field: FieldInfo) -> str:
+    annotation = field.annotation
+    if get_origin(annotation) is Literal:
+        return "|".join(get_args(annotation))
+    if isinstance(field.default, dict):
+        return "KEY=VALUE"
+    candidates = (annotation, *get_args(annotation))
+    return next((_METAVARS[kind] for kind in candidates if kind in _METAVARS), "TEXT")

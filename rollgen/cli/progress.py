@@ -1,0 +1,96 @@
+"""How a run shows itself on stderr: a live bar on a terminal, log lines elsewhere, or nothing."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from rollgen.cli.card import write_card
+from rollgen.inspect.terminal import plain
+
+if TYPE_CHECKING:
+    from rollgen.format.manifest import Manifest
+    from rollgen.generate import RunStats
+    from rollgen.preflight import Preflight
+
+LOG_SECONDS = 10.0
+_PHASES = {"check": "checking prompts", "load": "loading the model", "generate": "sampling"}
+
+
+class ConsoleReporter:
+    """`generate.Reporter` on stderr. Use as a context manager."""
+
+    def __init__(self, style: Literal["auto", "bar", "log", "none"]) -> None:
+        self._console = Console(stderr=True)
+        self._style = ("bar" if self._console.is_terminal else "log") if style == "auto" else style
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[figures]}"),
+            TimeElapsedColumn(),
+            console=self._console,
+            transient=True,
+            redirect_stdout=False,
+        )
+        self._task: TaskID | None = None
+        self._last_log = 0.0
+
+    def __enter__(self) -> Self:
+        if self._style == "bar":
+            self._bar.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._bar.stop()
+
+    def phase(self, name: str) -> None:
+        """See `generate.Reporter`; so below."""
+        if self._style == "log":
+            self._print(_PHASES[name])
+        if self._task is not None:
+            self._bar.remove_task(self._task)
+        self._task = self._bar.add_task(_PHASES[name], total=None, figures="")
+
+    def note(self, message: str) -> None:
+        if self._style != "none":
+            self._print(message)
+
+    def started(self, directory: Path, preflight: Preflight, manifest: Manifest) -> None:
+        write_card(directory)
+        self.note(
+            f"{manifest.model.name} ({manifest.model.dtype}), capture {manifest.capture}: "
+            f"{preflight.summary.samples} samples of {preflight.summary.prompts} prompts to {directory}"
+        )
+
+    def progress(self, stats: RunStats) -> None:
+        stored = stats.stored_before + stats.stored
+        figures = _figures(stats)
+        if self._task is not None:
+            self._bar.update(self._task, total=stats.planned - stats.tombstones, completed=stored, figures=figures)
+        now = time.monotonic()
+        if self._style == "log" and now - self._last_log >= LOG_SECONDS:
+            self._last_log = now
+            self._print(figures)
+
+    def _print(self, message: str) -> None:
+        self._console.print(Text(f"rollgen: {plain(message)}"), soft_wrap=True)
+
+
+def _figures(stats: RunStats) -> str:
+    stored, total = stats.stored_before + stats.stored, stats.planned - stats.tombstones
+    figures = f"{stored}/{total} samples, {stats.tokens_per_second:,.0f} tokens/s"
+    if stats.stored:
+        left = stats.owed * stats.seconds / stats.stored
+        figures += f", {_duration(left)} left, {stats.mean_support:.1f} ids a support"
+    return figures + (f", {stats.failed} failed" if stats.failed else "")
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,80 @@
+"""What `rollgen generate` prints on stdout when it is done, for people or (with --json) for programs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from rollgen.inspect.terminal import plain, share
+
+if TYPE_CHECKING:
+    from rollgen.generate import RunStats
+    from rollgen.preflight import Preflight
+
+
+def print_summary(out: Path, stats: RunStats, *, as_json: bool) -> None:
+    """The totals of a finished run."""
+    if as_json:
+        typer.echo(json.dumps(_summary_json(out, stats)))
+        return
+    stored = stats.stored_before + stats.stored
+    typer.echo(f"{stored} of {stats.planned} samples stored in {plain(str(out))}")
+    if stats.stored:
+        typer.echo(
+            f"this run: {stats.stored} samples, {stats.tokens:,} tokens at {stats.tokens_per_second:,.0f} tokens/s, "
+            f"{share(stats.length_finishes, stats.stored)} cut at max_tokens"
+        )
+        if stats.masked_tokens:
+            typer.echo(
+                f"supports: {stats.mean_support:.1f} ids on average, {stats.resampled} samples asked again because a "
+                "tie went past the logprobs returned"
+            )
+    if stats.failed or stats.tombstones:
+        typer.echo(
+            f"{stats.failed} samples failed, {stats.tombstones} of skipped rows: see {plain(str(out))}/failures/"
+        )
+    if stats.owed:
+        typer.echo(f"{stats.owed} samples are still owed: run the same command with --resume")
+
+
+def print_dry_run(preflight: Preflight, *, as_json: bool) -> None:
+    """The resolved configuration, the counts, and the first prompt as the model will see it."""
+    summary, model = preflight.summary, preflight.model
+    config = preflight.config.model_dump(mode="json") | {"model": model.name}
+    if as_json:
+        typer.echo(json.dumps({"config": config, "plan": _plan_json(preflight)}))
+        return
+    for name, value in config.items():
+        typer.echo(f"{name} = {plain(json.dumps(value, ensure_ascii=False))}")
+    typer.echo(
+        f"\n{summary.prompts} prompts, {summary.samples} samples, {summary.tombstones} rows skipped, "
+        f"{summary.clamped} with max_tokens clamped to the context of {model.context_length}"
+    )
+    typer.echo(
+        f"prompt lengths: {summary.shortest} min, {summary.median} median, {summary.p95} p95, {summary.longest} max; "
+        f"{summary.prompt_tokens:,} tokens"
+    )
+    if summary.first is not None:
+        typer.echo(f"\nfirst prompt, {plain(summary.first.prompt_id)}, as the model sees it:")
+        typer.echo("\n".join(plain(line) for line in (summary.first_text or "").split("\n")))
+
+
+def _summary_json(out: Path, stats: RunStats) -> dict[str, Any]:
+    derived = {"owed": stats.owed, "tokens_per_second": stats.tokens_per_second, "mean_support": stats.mean_support}
+    return {"out": str(out), **asdict(stats), **derived, "exit_code": stats.exit_code}
+
+
+def _plan_json(preflight: Preflight) -> dict[str, Any]:
+    summary = preflight.summary
+    names = (
+        "prompts samples tombstones clamped double_bos truncated untruncated prompt_tokens shortest median p95 longest"
+    )
+    return {
+        **{name: getattr(summary, name) for name in names.split()},
+        "first_prompt_id": None if summary.first is None else summary.first.prompt_id,
+        "first_text": summary.first_text,
+    }

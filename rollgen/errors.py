@@ -1,0 +1,53 @@
+"""Every error rollgen raises on purpose, as one tree. Catch `RollgenError` to catch them all.
+
+    RollgenError                exit 1   the run failed
+    ├── UsageError              exit 2   a flag, a config key or an input row is wrong; raised before a model loads
+    ├── ResumeRefused           exit 4   the directory holds a run that this command would not continue
+    ├── DatasetError            exit 1   a dataset directory or file is damaged, missing or not rollgen's
+    ├── EngineError             exit 1   the inference engine could not start, or died
+    └── CaptureError            exit 1   one completion came back without an exact, complete support
+
+A run that finishes but leaves samples unmade exits 3, an interrupted one 130 (SIGINT) or 143 (SIGTERM): these are
+outcomes, not errors. The message is one line: what is wrong, where (FILE:LINE when there is one) and what to do.
+Adding a class: pick the exit code by what the user has to do next, and draw it above.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class RollgenError(Exception):
+    """Base of all errors raised by rollgen; `exit_code` is what the command line exits with."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class UsageError(RollgenError, ValueError):
+    """A flag, a config key or an input row is wrong. Nothing has been generated."""
+
+    exit_code = 2
+
+
+class ResumeRefused(RollgenError):
+    """The output directory holds a run, and continuing it with this command would mix two different datasets."""
+
+    exit_code = 4
+
+
+class DatasetError(RollgenError):
+    """A dataset cannot be trusted; names the file, and the row group where there is one."""
+
+
+class EngineError(RollgenError):
+    """The engine could not start, or died. What was finished is committed; the rest is owed to `--resume`."""
+
+
+class CaptureError(RollgenError):
+    """A completion lacks an exact support for some token. It is recorded as a failure and never stored."""
+
+
+EXIT_CODES_HELP = (
+    "Exit codes: 0 done · 1 failed · 2 usage or bad input (before any model loads) · 3 done, but some samples "
+    "failed · 4 resume refused · 130/143 interrupted, finished samples committed."
+)

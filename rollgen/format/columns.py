@@ -1,0 +1,143 @@
+"""Completions to one Arrow table of format v1: concatenated numpy arrays wrapped as lists, no loop over tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from rollgen.format.schema import (
+    LOGPROB_LIST,
+    MASK_LIST,
+    ROW_GROUP_TOKENS,
+    SUPPORT_LOGPROB_LIST,
+    TOKEN_LIST,
+)
+from rollgen.rollouts import Completion
+
+MAX_ROW_GROUP_IDS = 1 << 26
+"""Mask ids after which a row group is closed too, far below the 2^31 - 1 that list offsets can address."""
+
+
+def split_row_groups(completions: Sequence[Completion]) -> Iterator[Sequence[Completion]]:
+    """Consecutive runs of completions, each closed once it holds about ROW_GROUP_TOKENS generated tokens."""
+    start = tokens = ids = 0
+    for position, completion in enumerate(completions, 1):
+        tokens += len(completion.token_ids)
+        ids += len(completion.mask_ids)
+        if tokens >= ROW_GROUP_TOKENS or ids >= MAX_ROW_GROUP_IDS:
+            yield completions[start:position]
+            start, tokens, ids = position, 0, 0
+    if start < len(completions):
+        yield completions[start:]
+
+
+def build_table(completions: Sequence[Completion], schema: pa.Schema) -> pa.Table:
+    """One row a completion, in the order given. `schema` is `schema.shard_schema(...)`."""
+    builders = _Columns(completions)
+    return pa.Table.from_arrays([getattr(builders, name)() for name in schema.names], schema=schema)
+
+
+class _Columns:
+    """One method a column, named like it."""
+
+    def __init__(self, completions: Sequence[Completion]) -> None:
+        self._rows = completions
+        self._response_lengths = np.fromiter((len(c.token_ids) for c in completions), np.int32, len(completions))
+        self._prompt_lengths = np.fromiter((len(c.prompt_token_ids) for c in completions), np.int32, len(completions))
+
+    def _strings(self, values: Iterable[str | None]) -> pa.Array:
+        return pa.array(values, pa.string(), size=len(self._rows))
+
+    def _numbers(self, values: Iterable[Any], dtype: npt.DTypeLike) -> pa.Array:
+        return pa.array(np.fromiter(values, dtype, len(self._rows)))
+
+    def _masked_lists(self, values: npt.NDArray[Any], kind: pa.ListType) -> pa.Array:
+        """CSR over tokens, lists of them over rows; an empty support becomes a null (the full vocabulary)."""
+        sizes = np.concatenate([np.diff(c.mask_offsets) for c in self._rows])
+        null = sizes == 0
+        inner = pa.ListArray.from_arrays(
+            pa.array(_offsets(sizes)), pa.array(values), kind.value_type, mask=pa.array(null) if null.any() else None
+        )
+        return pa.ListArray.from_arrays(pa.array(_offsets(self._response_lengths)), inner, kind)
+
+    def prompt_id(self) -> pa.Array:
+        return self._strings(c.prompt_id for c in self._rows)
+
+    def sample_index(self) -> pa.Array:
+        return self._numbers((c.sample_index for c in self._rows), np.int32)
+
+    def prompt_index(self) -> pa.Array:
+        return self._numbers((c.prompt_index for c in self._rows), np.int64)
+
+    def prompt_length(self) -> pa.Array:
+        return pa.array(self._prompt_lengths)
+
+    def response_length(self) -> pa.Array:
+        return pa.array(self._response_lengths)
+
+    def prompt_token_ids(self) -> pa.Array:
+        return _lists(self._prompt_lengths, np.concatenate([c.prompt_token_ids for c in self._rows]), TOKEN_LIST)
+
+    def token_ids(self) -> pa.Array:
+        return _lists(self._response_lengths, np.concatenate([c.token_ids for c in self._rows]), TOKEN_LIST)
+
+    def logprobs(self) -> pa.Array:
+        return _lists(self._response_lengths, np.concatenate([c.logprobs for c in self._rows]), LOGPROB_LIST)
+
+    def sampling_mask(self) -> pa.Array:
+        return self._masked_lists(np.concatenate([c.mask_ids for c in self._rows]), MASK_LIST)
+
+    def support_logprobs(self) -> pa.Array:
+        none = np.empty(0, np.float32)  # of an untruncated completion
+        values = [none if c.support_logprobs is None else c.support_logprobs for c in self._rows]
+        return self._masked_lists(np.concatenate(values), SUPPORT_LOGPROB_LIST)
+
+    def finish_reason(self) -> pa.Array:
+        return self._strings(c.finish_reason for c in self._rows)
+
+    def stop_reason(self) -> pa.Array:
+        return self._strings(c.stop_reason for c in self._rows)
+
+    def temperature(self) -> pa.Array:
+        return self._numbers((c.sampling.temperature for c in self._rows), np.float32)
+
+    def top_p(self) -> pa.Array:
+        return self._numbers((c.sampling.top_p for c in self._rows), np.float32)
+
+    def min_p(self) -> pa.Array:
+        return self._numbers((c.sampling.min_p for c in self._rows), np.float32)
+
+    def top_k(self) -> pa.Array:
+        return self._numbers((c.sampling.top_k for c in self._rows), np.int32)
+
+    def max_tokens(self) -> pa.Array:
+        return self._numbers((c.sampling.max_tokens for c in self._rows), np.int32)
+
+    def seed(self) -> pa.Array:
+        return self._numbers((c.seed for c in self._rows), np.int64)
+
+    def replayable(self) -> pa.Array:
+        return self._numbers((c.replayable for c in self._rows), np.bool_)
+
+    def text(self) -> pa.Array:
+        return self._strings(c.text for c in self._rows)
+
+    def prompt(self) -> pa.Array:
+        return self._strings(c.prompt for c in self._rows)
+
+    def metadata(self) -> pa.Array:
+        return self._strings(c.metadata for c in self._rows)
+
+
+def _lists(lengths: npt.NDArray[np.int32], values: npt.NDArray[Any], kind: pa.ListType) -> pa.Array:
+    return pa.ListArray.from_arrays(pa.array(_offsets(lengths)), pa.array(values), kind)
+
+
+def _offsets(lengths: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
+    offsets = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets

@@ -1,0 +1,209 @@
+"""The commit protocol of a shard, the journal, and what a writer finds when it comes back after a crash.
+
+A Parquet file without a footer is lost whole, so the shard is the unit of durability:
+
+    data/.tmp-<writer>-<seq>   written, closed, reopened and verified, fsynced, hashed
+    data/part-<writer>-<seq>.parquet   the same file, linked to a name that cannot exist yet; directory fsynced
+    journal/<writer>.jsonl     one line appended and fsynced
+
+A shard whose journal line is missing (a crash between the last two steps) is complete: recovery verifies it and adds
+the line. A shard that is missing or damaged is retired by a second line (`"retired": true`) and its samples are owed
+again; readers pass over retired files. Each writer holds
+`journal/<writer>.lock` while it lives, so leftovers under its name belong to a dead one and may be removed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, NamedTuple, Self
+
+from rollgen.errors import DatasetError, ResumeRefused
+from rollgen.format.jsonlines import append_line, read_lines, truncate_torn_tail
+from rollgen.format.manifest import fsync_directory
+from rollgen.format.schema import DATA_DIR, JOURNAL_DIR, QUARANTINE_DIR
+
+_SHARD_NAME = re.compile(r"part-(?P<writer>[A-Za-z0-9_]+)-(?P<sequence>\d{6,})\.parquet")
+_HASH_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class JournalLine:
+    """One committed shard."""
+
+    file: str
+    """Name inside `data/`."""
+    bytes: int
+    sha256: str
+    footer_sha256: str
+    """Of the Parquet footer (metadata, its length and the magic bytes): page checksums do not cover it."""
+    rows: int
+    tokens: int
+    """Generated tokens."""
+    mask_ids: int
+    retired: bool = False
+    """The file is no longer part of the dataset: it was lost, set aside as damaged, or replaced."""
+
+
+class Journal(NamedTuple):
+    """All lines of all writers. Shard names are never used twice, so a retirement is final whatever the order."""
+
+    committed: dict[str, JournalLine]
+    """By file name, retired ones left out."""
+    retired: frozenset[str]
+
+
+def shard_name(writer: str, sequence: int) -> str:
+    """Final file name of a writer's shard."""
+    return f"part-{writer}-{sequence:06d}.parquet"
+
+
+def parse_shard_name(name: str) -> tuple[str, int] | None:
+    """`(writer, sequence)` of a shard's file name, or None for a file that is not a shard."""
+    match = _SHARD_NAME.fullmatch(name)
+    return (match["writer"], int(match["sequence"])) if match else None
+
+
+def list_shards(directory: Path) -> list[Path]:
+    """The committed shards of a dataset, sorted by name. Temporary and foreign files are left out."""
+    data = directory / DATA_DIR
+    return sorted(path for path in data.glob("part-*.parquet") if parse_shard_name(path.name))
+
+
+def read_journal(directory: Path) -> Journal:
+    """Read the journals of all writers. A torn last line is an interrupted commit: skipped.
+
+    Raises DatasetError, naming file and line, for a damaged line anywhere else.
+    """
+    committed: dict[str, JournalLine] = {}
+    retired: set[str] = set()
+    for path in sorted((directory / JOURNAL_DIR).glob("*.jsonl")):
+        for number, line in read_lines(path, JournalLine):
+            if parse_shard_name(line.file) is None:
+                raise DatasetError(f"{path}:{number}: {line.file!r} is not the name of a shard")
+            if line.retired:
+                retired.add(line.file)
+            else:
+                committed[line.file] = line
+    for name in retired:
+        committed.pop(name, None)
+    return Journal(committed, frozenset(retired))
+
+
+def footer_sha256(path: Path) -> str:
+    """SHA-256 of a Parquet file's footer: metadata, length and magic. Raises DatasetError when there is none."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        if size < 12:
+            raise DatasetError(f"{path}: {size} bytes is too short for a Parquet file")
+        file.seek(size - 8)
+        tail = file.read(8)
+        length = int.from_bytes(tail[:4], "little")
+        if tail[4:] != b"PAR1" or length > size - 12:
+            raise DatasetError(f"{path}: no Parquet footer: the file is truncated or damaged")
+        file.seek(size - 8 - length)
+        return hashlib.sha256(file.read(length + 8)).hexdigest()
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a whole file, read in chunks."""
+    sha256 = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_HASH_CHUNK):
+            sha256.update(chunk)
+    return sha256.hexdigest()
+
+
+class WriterSlot:
+    """One writer's exclusive place in a dataset: its lock, its journal, its sequence of shard names.
+
+    Use as a context manager. Raises ResumeRefused when another process holds the lock.
+    """
+
+    def __init__(self, directory: Path, writer: str) -> None:
+        self.directory = directory
+        self.writer = writer
+        self._journal_path = directory / JOURNAL_DIR / f"{writer}.jsonl"
+        self._lock: IO[bytes] | None = None
+        self._sequence = 0
+
+    def __enter__(self) -> Self:
+        for name in (DATA_DIR, JOURNAL_DIR):
+            (self.directory / name).mkdir(parents=True, exist_ok=True)
+        lock_path = self.directory / JOURNAL_DIR / f"{self.writer}.lock"
+        self._lock = lock_path.open("ab")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._lock.close()
+            raise ResumeRefused(
+                f"{lock_path}: another rollgen is writing this dataset; wait for it, or stop it"
+            ) from None
+        self._remove_leftovers()
+        truncate_torn_tail(self._journal_path)
+        self._sequence = self._next_sequence()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._lock is not None:
+            self._lock.close()  # releases the lock
+            self._lock = None
+
+    def temporary(self) -> Path:
+        """Where the next shard is built: beside its target, under a name no reader looks at."""
+        return self.directory / DATA_DIR / f".tmp-{self.writer}-{self._sequence:06d}"
+
+    def publish(self, temporary: Path, *, rows: int, tokens: int, mask_ids: int) -> JournalLine:
+        """Make a closed and verified file a committed shard. The file and its journal line are durable on return."""
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        line = JournalLine(
+            file=shard_name(self.writer, self._sequence),
+            bytes=temporary.stat().st_size,
+            sha256=file_sha256(temporary),
+            footer_sha256=footer_sha256(temporary),
+            rows=rows,
+            tokens=tokens,
+            mask_ids=mask_ids,
+        )
+        data = self.directory / DATA_DIR
+        os.link(temporary, data / line.file)  # never overwrites; the caller removes the temporary name
+        fsync_directory(data)
+        self.append(line)
+        self._sequence += 1
+        return line
+
+    def append(self, line: JournalLine) -> None:
+        """Append one line to this writer's journal and make it durable."""
+        append_line(self._journal_path, line, durable=True)
+        fsync_directory(self._journal_path.parent)
+
+    def retire(self, line: JournalLine) -> None:
+        """Take a shard out of the dataset, durably. The file itself is not touched."""
+        self.append(replace(line, retired=True))
+
+    def _next_sequence(self) -> int:
+        """Past every name that was ever used: in place, in quarantine, or known to the journal only."""
+        journal = read_journal(self.directory)
+        files = [*list_shards(self.directory), *(self.directory / QUARANTINE_DIR).glob("part-*.parquet")]
+        names = {path.name for path in files} | journal.committed.keys() | journal.retired
+        taken = [parsed for name in names if (parsed := parse_shard_name(name))]
+        return 1 + max((sequence for writer, sequence in taken if writer == self.writer), default=-1)
+
+    def _remove_leftovers(self) -> None:
+        for path in (self.directory / DATA_DIR).glob(f".tmp-{self.writer}-*"):
+            path.unlink()
+
+
+def quarantine(directory: Path, shard: Path) -> Path:
+    """Move a damaged shard out of `data/`. Nothing is deleted; its samples become owed."""
+    target_directory = directory / QUARANTINE_DIR
+    target_directory.mkdir(exist_ok=True)
+    target = target_directory / shard.name
+    shard.rename(target)
+    fsync_directory(target_directory)
+    return target

@@ -1,0 +1,55 @@
+"""`failures/<writer>.jsonl`: one line for each sample that could not be made, so that nothing is missing in silence.
+
+Stages: `input` (a bad row that the user chose to skip: a tombstone, never tried again), `engine`, `capture` and
+`invariant` (owed again by `--resume`). A stored key wins over its failure lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+from rollgen.format.jsonlines import append_line, read_lines, truncate_torn_tail
+from rollgen.format.schema import FAILURES_DIR
+
+Stage = Literal["input", "engine", "capture", "invariant"]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One sample that could not be made."""
+
+    prompt_id: str
+    prompt_index: int
+    sample_index: int
+    stage: Stage
+    error: str
+    time: str
+    """UTC, ISO 8601."""
+
+
+class FailureLog:
+    """Appends to one writer's failure file. The caller holds the writer's slot."""
+
+    def __init__(self, directory: Path, writer: str) -> None:
+        self._path = directory / FAILURES_DIR / f"{writer}.jsonl"
+        self._path.parent.mkdir(exist_ok=True)
+        truncate_torn_tail(self._path)
+        self.count = 0
+        """Lines recorded by this log."""
+
+    def record(self, prompt_id: str, prompt_index: int, sample_index: int, stage: Stage, error: str) -> None:
+        """Append one line."""
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        append_line(self._path, Failure(prompt_id, prompt_index, sample_index, stage, error, now), durable=False)
+        self.count += 1
+
+
+def read_failures(directory: Path) -> Iterator[Failure]:
+    """All failure lines of all writers. Raises DatasetError, naming file and line, for a damaged one."""
+    for path in sorted((directory / FAILURES_DIR).glob("*.jsonl")):
+        for _, failure in read_lines(path, Failure):
+            yield failure

@@ -1,0 +1,110 @@
+"""What must hold for every token of a completion before it may become a row.
+
+Checked on arrival, in numpy, without a loop over tokens (about 0.1 us a token). The list, in the order it is checked:
+
+    1  at least one token; logprobs, supports and tokens have equal lengths; a storable finish reason
+    2  a support is empty (not truncated) exactly where sampling does not truncate
+    3  support ids are strictly increasing and inside the model's vocabulary
+    4  the sampled id is inside its support (inside the vocabulary, for an untruncated token)
+    5  the logprob is finite, <= 0, and exactly 0 where the support is a singleton
+    6  support_logprobs, when present: parallel to the ids, finite, <= 0, probabilities summing to 1, and the sampled
+       id's entry equal to its logprob
+
+5 is a free end-to-end check of the alignment of masks and logprobs: 15-45 % of tokens are singletons.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rollgen.rollouts import FINISH_REASONS, Completion
+
+SUM_TOLERANCE = 1e-4
+"""Of the float32 probabilities of one support; the engines' own rounding is below 3e-7."""
+
+
+def find_problem(completion: Completion, vocab_size: int) -> str | None:
+    """The first invariant that `completion` breaks, in words that name the token, or None."""
+    return (
+        _lengths_problem(completion)
+        or _support_problem(completion, vocab_size)
+        or _logprob_problem(completion)
+        or _support_logprobs_problem(completion)
+    )
+
+
+def _lengths_problem(completion: Completion) -> str | None:
+    tokens = len(completion.token_ids)
+    if tokens == 0:
+        return "no token was generated"
+    if len(completion.logprobs) != tokens:
+        return f"{len(completion.logprobs)} logprobs for {tokens} tokens"
+    offsets = completion.mask_offsets
+    if len(offsets) != tokens + 1:
+        return f"{len(offsets) - 1} supports for {tokens} tokens"
+    if offsets[0] != 0 or offsets[-1] != len(completion.mask_ids):
+        return "support offsets do not span the support ids"
+    if completion.finish_reason not in FINISH_REASONS:
+        return f"finish reason {completion.finish_reason!r} is not a finished one"
+    return None
+
+
+def _support_problem(completion: Completion, vocab_size: int) -> str | None:
+    token_ids, ids, offsets = completion.token_ids, completion.mask_ids, completion.mask_offsets
+    if token_ids.min() < 0 or token_ids.max() >= vocab_size:
+        return f"a sampled id is outside the model's vocabulary of {vocab_size}"
+    if not completion.sampling.truncates:
+        return f"{len(ids)} support ids although nothing truncates" if len(ids) else None
+    sizes = np.diff(offsets)
+    if sizes.min() <= 0:
+        return f"token {int(sizes.argmin())}: empty support"
+    if ids[offsets[:-1]].min() < 0 or ids[offsets[1:] - 1].max() >= vocab_size:
+        return f"a support id is outside the model's vocabulary of {vocab_size}"
+    rising = ids[1:] > ids[:-1]
+    rising[offsets[1:-1] - 1] = True  # a new support may start lower
+    if not rising.all():
+        return f"token {_token_at(offsets, int(rising.argmin()))}: support ids are not strictly increasing"
+    inside = ids == np.repeat(token_ids, sizes)
+    if np.count_nonzero(inside) != len(token_ids):  # at most one match a token, ids being distinct
+        found = np.add.reduceat(inside, offsets[:-1])
+        return f"token {int(found.argmin())}: the sampled id {token_ids[found.argmin()]} is not in its support"
+    return None
+
+
+def _logprob_problem(completion: Completion) -> str | None:
+    logprobs = completion.logprobs
+    valid = (logprobs <= 0) & (logprobs > -np.inf)  # NaN fails both
+    if not valid.all():
+        token = int(valid.argmin())
+        return f"token {token}: logprob {logprobs[token]} is not a finite number <= 0"
+    if not completion.sampling.truncates:
+        return None
+    wrong = (np.diff(completion.mask_offsets) == 1) & (logprobs != 0)
+    if wrong.any():
+        token = int(wrong.argmax())
+        return f"token {token}: logprob {logprobs[token]} of a singleton support is not 0"
+    return None
+
+
+def _support_logprobs_problem(completion: Completion) -> str | None:
+    support = completion.support_logprobs
+    if support is None or not completion.sampling.truncates:
+        return None
+    ids, offsets = completion.mask_ids, completion.mask_offsets
+    if len(support) != len(ids):
+        return f"{len(support)} support logprobs for {len(ids)} support ids"
+    valid = (support <= 0) & (support > -np.inf)
+    if not valid.all():
+        return f"token {_token_at(offsets, int(valid.argmin()))}: a support logprob is not a finite number <= 0"
+    mass_error = np.abs(np.add.reduceat(np.exp(support, dtype=np.float64), offsets[:-1]) - 1)
+    if mass_error.max() > SUM_TOLERANCE:
+        return f"token {int(mass_error.argmax())}: support probabilities do not sum to 1"
+    sampled = support[ids == np.repeat(completion.token_ids, np.diff(offsets))]
+    if not np.array_equal(sampled, completion.logprobs):
+        return "support_logprobs disagree with the sampled tokens' logprobs"
+    return None
+
+
+def _token_at(offsets: np.ndarray, position: int) -> int:
+    """The token whose support holds the id at `position`."""
+    return int(np.searchsorted(offsets, position, side="right")) - 1

@@ -1,0 +1,58 @@
+"""JSON-lines files that outlive a crash: the journal and the failure log.
+
+Whoever appends ends each line with a newline in the same write, so a line without one is an interrupted append: readers
+skip it, and the next writer cuts it off before it appends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from rollgen.errors import DatasetError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+_Line = TypeVar("_Line", bound="DataclassInstance")
+
+
+def append_line(path: Path, line: DataclassInstance, *, durable: bool) -> None:
+    """Append one dataclass as a line; with `durable`, it is on disk on return."""
+    with path.open("ab") as file:
+        file.write(json.dumps(asdict(line)).encode() + b"\n")
+        file.flush()
+        if durable:
+            os.fsync(file.fileno())
+
+
+def read_lines(path: Path, kind: type[_Line]) -> Iterator[tuple[int, _Line]]:
+    """`(line number, line)` of every complete line, unknown keys ignored.
+
+    Raises DatasetError, naming file and line, for a line that is not JSON, lacks a field or has one of another type.
+    """
+    parser = TypeAdapter(kind)
+    with path.open("rb") as file:
+        for number, text in enumerate(file, 1):
+            if not text.endswith(b"\n"):
+                continue
+            try:
+                yield number, parser.validate_json(text, strict=True)
+            except ValidationError:
+                raise DatasetError(f"{path}:{number}: damaged line") from None
+
+
+def truncate_torn_tail(path: Path) -> None:
+    """Cut off a last line that has no newline. The caller is the file's only writer."""
+    if not path.exists():
+        return
+    content = path.read_bytes()
+    complete = content.rfind(b"\n") + 1
+    if complete != len(content):
+        os.truncate(path, complete)

@@ -1,0 +1,176 @@
+"""`rollgen.json`: what a dataset is. Created exclusively, so that two starters can never both believe they are first.
+
+The manifest says which configuration made the data (`identity`, with its digest), with which model, tokenizer and
+engine, and how supports were captured. It carries no environment value, no credential and no absolute path: a dataset
+travels. JSON shape: `schema/v1/manifest.schema.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from rollgen.config import canonical_json, digest
+from rollgen.errors import DatasetError, ResumeRefused
+from rollgen.format.schema import FORMAT_NAME, FORMAT_VERSION, MANIFEST_FILE
+
+
+class _Section(BaseModel):
+    """Unknown keys are kept: a later MINOR version may add some."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+
+class PromptSource(_Section):
+    """One input file, by name only."""
+
+    name: str
+    bytes: int
+    sha256: str
+
+
+class ModelRecord(_Section):
+    """The model that sampled. `fingerprint` tells a checkpoint overwritten in place from the one before."""
+
+    name: str
+    revision: str | None
+    fingerprint: str
+    dtype: str
+    context_length: int
+
+
+class EngineRecord(_Section):
+    """The engine that sampled; `versions` are those of the packages that decide numbers."""
+
+    name: str
+    version: str
+    device: str
+    versions: dict[str, str]
+    processors: str
+    """Order in which the engine truncates; supports must never be derived again from (k, p)."""
+
+
+class Attempt(_Section):
+    """One start of `rollgen generate` on this directory: operational keys and growth, as they were then."""
+
+    started_at: str
+    rollgen_version: str
+    n: int
+    limit: int | None
+    prompts: list[PromptSource]
+    operational: dict[str, Any]
+    engine: EngineRecord
+
+
+class Manifest(_Section):
+    """The parsed `rollgen.json`."""
+
+    format: Literal["rollgen"] = FORMAT_NAME
+    format_version: str = FORMAT_VERSION
+    created_at: str
+    config_digest: str
+    """SHA-256 of the canonical JSON of `identity`; also in each shard's footer."""
+    identity: dict[str, Any]
+    """Every key that decides the data. A resumed run must match it key by key."""
+    capture: Literal["native", "logprobs", "none"]
+    """How supports were read; `none` for a run that never truncates (all supports null)."""
+    support_logprobs: bool
+    vocab_size: int
+    """Of the model: mask ids lie below it. May exceed the tokenizer's."""
+    tokenizer_vocab_size: int
+    model: ModelRecord
+    tokenizer_sha256: str
+    page_checksums: bool = True
+    """Readers refuse a shard whose pages carry none: pyarrow would pass it silently."""
+    attempts: list[Attempt]
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """Parse and check `directory/rollgen.json`. Raises DatasetError when missing, damaged or of a later version."""
+    path = directory / MANIFEST_FILE
+    try:
+        raw = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise DatasetError(f"{path}: not found; {directory} is not a rollgen dataset") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise DatasetError(f"{path}: not readable as JSON: {error}") from None
+    if not isinstance(raw, dict) or raw.get("format") != FORMAT_NAME:
+        raise DatasetError(f'{path}: not a rollgen manifest: "format" is not "{FORMAT_NAME}"')
+    check_format_version(str(raw.get("format_version")), path)
+    try:
+        manifest = Manifest.model_validate(raw)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        place = ".".join(str(part) for part in problem["loc"])
+        raise DatasetError(f"{path}: {place}: {problem['msg']}") from None
+    if digest(manifest.identity) != manifest.config_digest:
+        raise DatasetError(f"{path}: config_digest does not match identity: the manifest was edited or damaged")
+    return manifest
+
+
+def check_format_version(version: str, path: Path) -> None:
+    """Refuse a MAJOR this code does not know. Raises DatasetError."""
+    if version.split(".")[0] != FORMAT_VERSION.split(".")[0]:
+        raise DatasetError(f"{path}: format version {version} is not readable here (1.x is); upgrade rollgen")
+
+
+def create_manifest(directory: Path, manifest: Manifest) -> bool:
+    """Write the manifest if there is none. Returns False, having written nothing, when another starter was first."""
+    temporary = _write_temporary(directory, manifest)
+    try:
+        os.link(temporary, directory / MANIFEST_FILE)  # fails if it exists: exclusive and complete in one step
+    except FileExistsError:
+        return False
+    finally:
+        temporary.unlink()
+    fsync_directory(directory)
+    return True
+
+
+def replace_manifest(directory: Path, manifest: Manifest) -> None:
+    """Atomically replace the manifest (a new attempt, growth). The caller holds the writer's lock."""
+    os.replace(_write_temporary(directory, manifest), directory / MANIFEST_FILE)
+    fsync_directory(directory)
+
+
+def check_identity(stored: Manifest, identity: dict[str, Any]) -> None:
+    """Raise ResumeRefused naming every identity key whose value differs from the stored run's."""
+    if digest(identity) == stored.config_digest:
+        return
+    changed = [
+        f"{key} ({_short(stored.identity.get(key))} -> {_short(identity.get(key))})"
+        for key in sorted(stored.identity.keys() | identity.keys())
+        if stored.identity.get(key) != identity.get(key)
+    ]
+    raise ResumeRefused(
+        f"{MANIFEST_FILE}: this run was made with other settings: {', '.join(changed)}; "
+        "repeat the first command with --resume, or write to another --out"
+    )
+
+
+def fsync_directory(directory: Path) -> None:
+    """Make renames inside `directory` durable."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write_temporary(directory: Path, manifest: Manifest) -> Path:
+    temporary = directory / f".tmp-{MANIFEST_FILE}-{os.getpid()}"
+    with temporary.open("w", encoding="utf-8") as file:
+        json.dump(manifest.model_dump(), file, indent=2, ensure_ascii=False, allow_nan=False)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    return temporary
+
+
+def _short(value: object) -> str:
+    text = canonical_json(value)
+    return text if len(text) <= 80 else text[:77] + "..."

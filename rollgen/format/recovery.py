@@ -1,0 +1,120 @@
+"""What a run finds when it comes back: which shards count, and which samples are therefore done.
+
+Done is what committed, readable shards hold; a file that merely exists proves nothing. For every shard in place:
+
+    with a journal line       size and footer must match it, and its key columns must read back
+    without a journal line    a crash fell between the commit's last two steps: verify it whole, then add the line
+    damaged                   moved to quarantine/ and retired in the journal; its samples are owed again
+    in the journal only       lost; retired, and its samples are owed again
+
+Nothing is deleted. The caller holds the writer's slot, and no other writer of the run is alive.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from rollgen.errors import DatasetError
+from rollgen.format.commit import (
+    JournalLine,
+    WriterSlot,
+    file_sha256,
+    footer_sha256,
+    list_shards,
+    quarantine,
+    read_journal,
+)
+from rollgen.format.reader import (
+    ShardReader,
+    StoredKeys,
+    open_shard,
+    read_row_group,
+    stored_keys,
+    verify_shard,
+)
+from rollgen.format.schema import DATA_DIR
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """The outcome, with every unusual finding in words for the user."""
+
+    done: npt.NDArray[np.bool_]
+    """One flag for each planned sample, in plan order: `offsets[prompt_index] + sample_index`."""
+    findings: tuple[str, ...]
+
+
+def recover(slot: WriterSlot, config_digest: str, sample_offsets: npt.NDArray[np.int64]) -> Recovery:
+    """Bring journal and shards into agreement and collect what is done.
+
+    `sample_offsets` int64 [prompts + 1]: cumulative samples per prompt of the plan. Raises DatasetError when a sound
+    shard holds a key that was not planned, or one that another shard holds too: such a dataset needs a human.
+    """
+    findings: list[str] = []
+    done = np.zeros(int(sample_offsets[-1]), np.bool_)
+    journal = read_journal(slot.directory)
+    shards = [path for path in list_shards(slot.directory) if path.name not in journal.retired]
+    for path in shards:
+        line = journal.committed.get(path.name)
+        try:
+            keys = _trusted_keys(slot, path, line, config_digest)
+        except DatasetError as error:
+            slot.retire(line or _unread_line(path))
+            moved = quarantine(slot.directory, path)
+            findings.append(f"{error}; moved to {moved.parent.name}/, its samples are owed again")
+            continue
+        if line is None:
+            findings.append(f"{path}: committed without its journal line (a crash); verified and added")
+        _mark_done(done, keys, sample_offsets, path)
+    for name in sorted(journal.committed.keys() - {path.name for path in shards}):
+        slot.retire(journal.committed[name])
+        findings.append(f"{slot.directory / DATA_DIR / name}: missing; its samples are owed again")
+    return Recovery(done, tuple(findings))
+
+
+def _trusted_keys(slot: WriterSlot, path: Path, line: JournalLine | None, config_digest: str) -> StoredKeys:
+    if line is None:
+        verify_shard(path, config_digest=config_digest)
+    with open_shard(path, line=line, config_digest=config_digest) as shard:
+        keys = stored_keys(shard)
+        if line is None:
+            slot.append(_line_of(path, shard))
+    return keys
+
+
+def _line_of(path: Path, shard: ShardReader) -> JournalLine:
+    """The journal line that a crash kept from being written, read back from the shard."""
+    tokens = mask_ids = 0
+    for index in range(len(shard.row_group_rows)):
+        table = read_row_group(shard, index, ["response_length", "sampling_mask"])
+        tokens += int(table["response_length"].to_numpy().sum())
+        mask_ids += sum(len(chunk.flatten().flatten()) for chunk in table["sampling_mask"].chunks)
+    return _line(path, rows=sum(shard.row_group_rows), tokens=tokens, mask_ids=mask_ids, footer=footer_sha256(path))
+
+
+def _unread_line(path: Path) -> JournalLine:
+    """A line for a damaged shard that never had one: only its name and bytes are known."""
+    return _line(path, rows=0, tokens=0, mask_ids=0, footer="")
+
+
+def _line(path: Path, *, rows: int, tokens: int, mask_ids: int, footer: str) -> JournalLine:
+    return JournalLine(path.name, path.stat().st_size, file_sha256(path), footer, rows, tokens, mask_ids)
+
+
+def _mark_done(
+    done: npt.NDArray[np.bool_], keys: StoredKeys, sample_offsets: npt.NDArray[np.int64], path: Path
+) -> None:
+    index, sample = keys.prompt_index, keys.sample_index
+    planned = (index >= 0) & (index < len(sample_offsets) - 1)
+    planned[planned] &= (sample[planned] >= 0) & (sample[planned] < np.diff(sample_offsets)[index[planned]])
+    if not planned.all():
+        row = int(planned.argmin())
+        raise DatasetError(f"{path}: row {row}: ({keys.prompt_id[row]}, {sample[row]}) is not in the plan")
+    positions = sample_offsets[index] + sample
+    if done[positions].any() or len(np.unique(positions)) != len(positions):
+        raise DatasetError(f"{path}: holds samples that are stored already; remove one of the two copies")
+    done[positions] = True

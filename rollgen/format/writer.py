@@ -1,0 +1,159 @@
+"""From finished completions to committed shards: buffers groups, encodes in a thread, commits on time or size.
+
+A finished sample waits in memory for the rest of its prompt group until the commit interval ends, so groups stay
+together on disk; rows of a shard are sorted by (prompt_index, sample_index). Encoding, verification and commit run in
+one background thread while the caller goes on adding; at most one shard is being written at a time, so memory is
+bounded by about twice `MAX_BUFFER_BYTES`. An error in that thread is raised by the next call.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Self
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rollgen.errors import DatasetError
+from rollgen.format.columns import build_table, split_row_groups
+from rollgen.format.commit import JournalLine, WriterSlot
+from rollgen.format.manifest import Manifest
+from rollgen.format.reader import verify_shard
+from rollgen.format.schema import (
+    FOOTER_CONFIG_DIGEST,
+    FOOTER_ENGINE,
+    FOOTER_FORMAT_VERSION,
+    FOOTER_TOKENIZER_VOCAB_SIZE,
+    FOOTER_VOCAB_SIZE,
+    parquet_options,
+    shard_schema,
+)
+from rollgen.rollouts import Completion
+
+MAX_BUFFER_BYTES = 192 << 20
+"""Array bytes of complete groups after which a shard is written before its interval ends: 2-3 M tokens."""
+
+
+def footer_metadata(manifest: Manifest) -> dict[bytes, bytes]:
+    """What a shard says about itself when it is found alone."""
+    engine = manifest.attempts[-1].engine
+    return {
+        FOOTER_FORMAT_VERSION: manifest.format_version.encode(),
+        FOOTER_CONFIG_DIGEST: manifest.config_digest.encode(),
+        FOOTER_VOCAB_SIZE: str(manifest.vocab_size).encode(),
+        FOOTER_TOKENIZER_VOCAB_SIZE: str(manifest.tokenizer_vocab_size).encode(),
+        FOOTER_ENGINE: f"{engine.name} {engine.version}".encode(),
+    }
+
+
+def write_parquet(path: Path, completions: Sequence[Completion], schema: pa.Schema) -> None:
+    """Write completions, in the order given, as one Parquet file. `pa.OSFile` writes without the GIL."""
+    with (
+        pa.OSFile(str(path), "wb") as sink,
+        pq.ParquetWriter(sink, schema, **parquet_options(schema)) as writer,
+    ):
+        for group in split_row_groups(completions):
+            writer.write_table(build_table(group, schema), row_group_size=len(group))
+
+
+class ShardWriter:
+    """Buffers completions of one writer and commits them as shards. Use as a context manager.
+
+    Leaving the block commits everything that was added, also when it is left by an exception: what an engine finished
+    before it died is kept. Completions must have passed `invariants.find_problem`.
+    """
+
+    def __init__(self, slot: WriterSlot, manifest: Manifest, *, commit_interval: float) -> None:
+        self._slot = slot
+        self._schema = shard_schema(support_logprobs=manifest.support_logprobs).with_metadata(footer_metadata(manifest))
+        self.vocab_size = manifest.vocab_size
+        self._commit_interval = commit_interval
+        self._open: dict[int, list[Completion]] = {}
+        self._complete: list[Completion] = []
+        self._complete_bytes = self._open_bytes = 0
+        self._last_commit = time.monotonic()
+        self._thread = ThreadPoolExecutor(1, "rollgen-writer")
+        self._committing: Future[JournalLine] | None = None
+        self._failed = False
+        self.committed: list[JournalLine] = []
+        """Shards committed by this writer, in order."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        try:
+            if not self._failed:
+                self.flush()
+        finally:
+            self._thread.shutdown(wait=True)
+
+    def add(self, completion: Completion) -> None:
+        """Take one completion. It is durable once `flush` returns, or a commit after it has finished."""
+        self._open.setdefault(completion.prompt_index, []).append(completion)
+        self._open_bytes += completion.nbytes
+
+    def close_group(self, prompt_index: int) -> None:
+        """Say that no more samples of this prompt will come: its group may be written before the interval ends."""
+        group = self._open.pop(prompt_index, [])
+        size = sum(completion.nbytes for completion in group)
+        self._open_bytes -= size
+        self._complete_bytes += size
+        self._complete += group
+        if self._complete_bytes >= MAX_BUFFER_BYTES:
+            self._commit(self._take_complete())
+
+    def tick(self) -> None:
+        """Commit what is due by time or size; call about once a second. Raises what the writing thread raised."""
+        self._collect(wait=False)
+        due = time.monotonic() - self._last_commit >= self._commit_interval
+        if due or self._open_bytes + self._complete_bytes >= 2 * MAX_BUFFER_BYTES:
+            self._commit(self._take_all())
+
+    def flush(self) -> None:
+        """Commit everything added so far; durable on return."""
+        self._commit(self._take_all())
+        self._collect(wait=True)
+
+    def _take_complete(self) -> list[Completion]:
+        taken, self._complete, self._complete_bytes = self._complete, [], 0
+        return taken
+
+    def _take_all(self) -> list[Completion]:
+        taken = self._take_complete()
+        for group in self._open.values():
+            taken += group
+        self._open, self._open_bytes = {}, 0
+        return taken
+
+    def _commit(self, completions: list[Completion]) -> None:
+        self._collect(wait=True)
+        self._last_commit = time.monotonic()
+        if completions:
+            completions.sort(key=lambda c: (c.prompt_index, c.sample_index))
+            self._committing = self._thread.submit(self._write_shard, completions)
+
+    def _collect(self, *, wait: bool) -> None:
+        if self._committing is not None and (wait or self._committing.done()):
+            committing, self._committing = self._committing, None
+            self._failed = committing.exception() is not None
+            self.committed.append(committing.result())
+
+    def _write_shard(self, completions: list[Completion]) -> JournalLine:
+        temporary = self._slot.temporary()
+        try:
+            write_parquet(temporary, completions, self._schema)
+            verify_shard(temporary)
+            return self._slot.publish(
+                temporary,
+                rows=len(completions),
+                tokens=sum(len(c.token_ids) for c in completions),
+                mask_ids=sum(len(c.mask_ids) for c in completions),
+            )
+        except OSError as error:
+            raise DatasetError(f"{temporary}: cannot be written: {error.strerror or error}") from error
+        finally:
+            temporary.unlink(missing_ok=True)  # published, it has its final name; failed, it is worth nothing

@@ -1,0 +1,163 @@
+"""The README.md of a dataset: what it holds, how it was sampled, how to load it.
+
+The front matter points at `data/*.parquet`, so that `datasets.load_dataset(directory)` works and a hub shows the rows.
+Everything that comes from the data is escaped: it can be neither Markdown nor HTML, and the front matter holds none.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Final
+
+from rich import filesize
+
+from rollgen.format.schema import shard_schema
+from rollgen.inspect.terminal import number, plain, share, shorten
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rollgen.inspect.stats import DatasetStats
+
+FRONT_MATTER: Final = """\
+---
+configs:
+- config_name: default
+  data_files: data/*.parquet
+tags:
+- rollgen
+- reinforcement-learning
+- rollouts
+# license: say under which terms the prompts and the model's outputs may be used
+---
+"""
+LOADING: Final = """\
+## Loading
+
+```python
+import rollgen
+
+dataset = rollgen.RolloutDataset("path/to/this/directory")
+batch = rollgen.collate([dataset[0], dataset[1]])
+batch.input_ids           # [B, L]; also attention_mask, response_mask, logprobs
+batch.support             # the supports as ids and offsets: rollgen.ops.Support
+```
+
+```python
+import polars as pl
+
+rows = pl.scan_parquet("path/to/this/directory/data/*.parquet")
+```
+"""
+MEANINGS: Final = {
+    "prompt_id": "Id of the prompt; (prompt_id, sample_index) is unique in a dataset.",
+    "sample_index": "Which of the prompt's n samples this is.",
+    "prompt_index": "Place of the prompt in the plan.",
+    "prompt_length": "P, the length of prompt_token_ids.",
+    "response_length": "T, the length of token_ids.",
+    "prompt_token_ids": "What the engine was given.",
+    "token_ids": "What was sampled, the end-of-sequence token included.",
+    "logprobs": "log pi_old of each sampled token: after temperature, over its support; finite, at most 0.",
+    "sampling_mask": "Support of each generated token: strictly increasing ids below vocab_size, with the sampled id.",
+    "support_logprobs": "log pi_old of every id of the support, in the order of sampling_mask.",
+    "finish_reason": "Why generation ended: stop, length or repetition.",
+    "stop_reason": 'The stop token id or stop string that ended generation, as JSON text: 2 is an id, "2" a string.',
+    "temperature": "Effective temperature, above 0; divides the logits before truncation.",
+    "top_p": "Effective top-p, in (0, 1]; 1 is off.",
+    "min_p": "Effective min-p, in [0, 1]; 0 is off.",
+    "top_k": "Effective top-k, at least 1; 0 is off. A support may be larger: boundary ties are kept.",
+    "max_tokens": "Upper bound of T, after clamping to the context.",
+    "seed": "Seed of this sample's random numbers, in [0, 2^63).",
+    "replayable": "Whether a softmax over the support reproduces pi_old; false after penalties or biases.",
+    "text": "Decoded token_ids without special tokens, for people; token_ids are the truth.",
+    "prompt": "The prompt as given: raw text, or messages as JSON text.",
+    "metadata": "All other fields of the prompt's row, as the text of one JSON object.",
+}
+"""The `meaning` of each column in `schema/v1/columns.json`."""
+_SPECIAL: Final = re.compile(r"([\\`*_\[\]|~$@:#])")
+"""What starts inline markup, a table cell, a mention, a link or a formula on the usual hubs."""
+_SETTING: Final = 200
+
+
+def markdown(text: str) -> str:
+    """`text` as inline Markdown that shows it literally, on one line, also inside a table."""
+    escaped = _SPECIAL.sub(r"\\\1", plain(text))
+    return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def dataset_card(stats: DatasetStats) -> str:
+    """The whole README.md, ending with a newline."""
+    sections = (
+        FRONT_MATTER,
+        _introduction(stats),
+        LOADING,
+        "## How it was sampled\n",
+        _table(("key", "value"), _provenance(stats)),
+        "## Figures\n",
+        _table(("figure", "value"), _figures(stats)),
+        "## Columns\n",
+        "One row is one completion. Per-token columns align with `token_ids`.\n",
+        _table(("column", "type", "meaning"), _columns(stats)),
+    )
+    return "\n".join(sections)
+
+
+def _introduction(stats: DatasetStats) -> str:
+    model = markdown(stats.manifest.model.name)
+    return (
+        f"# {markdown(stats.name)}\n\n"
+        f"Completions of {model}, sampled for reinforcement learning with rollgen. Beside token ids and\n"
+        "log-probabilities there is the *support* of every generated token: the ids that survived top-k, top-p\n"
+        "and min-p. A trainer that normalises over the support has unbiased importance ratios.\n"
+    )
+
+
+def _provenance(stats: DatasetStats) -> Iterable[tuple[str, str]]:
+    manifest, model = stats.manifest, stats.manifest.model
+    yield "model", markdown(model.name + (f" @ {model.revision}" if model.revision else ""))
+    yield "dtype", markdown(model.dtype)
+    yield "context", f"{model.context_length:,} tokens"
+    yield "vocabulary", f"{manifest.vocab_size:,} (model), {manifest.tokenizer_vocab_size:,} (tokenizer)"
+    for attempt in manifest.attempts[-1:]:
+        yield "engine", markdown(f"{attempt.engine.name} {attempt.engine.version} on {attempt.engine.device}")
+        yield "order of truncation", markdown(attempt.engine.processors)
+        yield "prompts", markdown(", ".join(source.name for source in attempt.prompts))
+    yield "supports read by", markdown(manifest.capture)
+    for name, value in stats.settings.items():
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        yield f"`{name}`", markdown(shorten(text, _SETTING))
+    yield "config digest", f"`{manifest.config_digest}`"
+    yield "format", f"rollgen {markdown(manifest.format_version)}"
+
+
+def _figures(stats: DatasetStats) -> Iterable[tuple[str, str]]:
+    samples, support, logprobs = stats.samples, stats.support, stats.logprobs
+    yield "samples", f"{samples.samples:,}, of {samples.prompts:,} prompts"
+    if (plan := stats.plan) is not None:
+        yield "planned samples", f"{plan.samples:,}, of which owed: {plan.owed:,}"
+        yield "input rows skipped", f"{plan.tombstones:,}"
+    yield "generated tokens", f"{samples.generated_tokens:,}"
+    if (length := samples.response_length) is not None:
+        yield "response length", f"median {number(length.median)}, 95th percentile {number(length.p95)} tokens"
+    for reason, count in samples.finish_reasons.items():
+        yield f"finished by {markdown(reason)}", f"{count:,} ({share(count, samples.samples)})"
+    if support is not None and support.size is not None:
+        yield "support size", f"mean {number(round(support.size.mean, 1))}, largest {number(support.size.max)} ids"
+        yield "singleton supports", share(support.singletons, support.tokens)
+    if logprobs is not None:
+        yield "mean surprisal", f"{number(logprobs.surprisal)} nats a token"
+    if samples.unreplayable:
+        yield "samples that cannot be replayed", f"{samples.unreplayable:,}"
+    yield "size", f"{filesize.decimal(stats.files.bytes)} in {stats.files.shards:,} files"
+
+
+def _columns(stats: DatasetStats) -> Iterable[tuple[str, str, str]]:
+    for field in shard_schema(support_logprobs=stats.manifest.support_logprobs):
+        kind = str(field.type).replace("element: ", "").replace(" not null", "")
+        yield f"`{field.name}`", f"`{kind}`", MEANINGS[field.name]
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)

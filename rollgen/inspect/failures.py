@@ -1,0 +1,56 @@
+"""What could not be made, and why: the failure lines of a dataset, less the samples that were stored after all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import polars as pl
+
+from rollgen.format.failures import read_failures
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_SCHEMA: Final = {"prompt_id": pl.String, "sample_index": pl.Int32, "stage": pl.String, "error": pl.String}
+_KEY: Final = ("prompt_id", "sample_index")
+_ERRORS: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorCount:
+    """Samples that failed for the same reason."""
+
+    stage: str
+    error: str
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class FailureStats:
+    """Samples that failed and are not stored."""
+
+    samples: int
+    by_stage: dict[str, int]
+    """Most frequent first; stages: input, engine, capture, invariant."""
+    errors: tuple[ErrorCount, ...]
+    """The most frequent few."""
+
+
+def failure_stats(directory: Path, stored: pl.LazyFrame) -> FailureStats:
+    """Count the failures of a dataset. `stored` holds the keys (prompt_id, sample_index) of its stored samples.
+
+    A stored sample wins over its failure lines, and the latest line of a key over its earlier ones. Raises
+    DatasetError, naming file and line, for a damaged line.
+    """
+    lines = [(line.prompt_id, line.sample_index, line.stage, line.error) for line in read_failures(directory)]
+    latest = pl.LazyFrame(lines, schema=_SCHEMA, orient="row").unique(_KEY, keep="last", maintain_order=True)
+    failed = latest.join(stored.select(_KEY), on=_KEY, how="anti")
+    kinds = failed.group_by("stage", "error").len().sort(["len", "stage", "error"], descending=[True, False, False])
+    table = kinds.collect(engine="streaming")
+    stages = table.group_by("stage").agg(pl.col("len").sum()).sort(["len", "stage"], descending=[True, False])
+    return FailureStats(
+        samples=int(table["len"].sum()),
+        by_stage=dict(stages.iter_rows()),
+        errors=tuple(ErrorCount(*row) for row in table.head(_ERRORS).iter_rows()),
+    )

@@ -1,0 +1,68 @@
+"""The shards of a dataset as files: whether they are the bytes that were committed, and what each column takes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rollgen.errors import DatasetError
+from rollgen.format.commit import file_sha256
+from rollgen.format.reader import verify_shard
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pyarrow.parquet as pq
+
+    from rollgen.format.reader import StoredShard
+
+
+@dataclass(frozen=True, slots=True)
+class FileStats:
+    """The committed shards."""
+
+    shards: int
+    row_groups: int
+    bytes: int
+    column_bytes: dict[str, int]
+    """Compressed bytes by column, page headers included, largest first. Footers are not counted."""
+
+
+def measure_shards(shards: Sequence[StoredShard]) -> FileStats:
+    """Check every byte of each shard and add up its footer. Raises DatasetError naming a damaged shard."""
+    column_bytes: Counter[str] = Counter()
+    row_groups = 0
+    for shard in shards:
+        _check_content(shard)
+        with shard.open() as reader:
+            footer = reader.file.metadata
+            row_groups += footer.num_row_groups
+            for index in range(footer.num_row_groups):
+                column_bytes += _column_bytes(footer.row_group(index))
+    return FileStats(
+        shards=len(shards),
+        row_groups=row_groups,
+        bytes=sum(shard.path.stat().st_size for shard in shards),
+        column_bytes=dict(column_bytes.most_common()),
+    )
+
+
+def _check_content(shard: StoredShard) -> None:
+    """Hash a shard; one without a line (a live run, or a crash) is read back instead."""
+    if shard.line is None:
+        verify_shard(shard.path, config_digest=shard.config_digest)
+    elif file_sha256(shard.path) != shard.line.sha256:
+        raise DatasetError(
+            f"{shard.path}: damaged: not the bytes that were committed; "
+            "`rollgen generate --resume` sets the shard aside and makes its samples again"
+        )
+
+
+def _column_bytes(row_group: pq.RowGroupMetaData) -> Counter[str]:
+    """By top-level column, the first part of a leaf's path."""
+    sizes: Counter[str] = Counter()
+    for place in range(row_group.num_columns):
+        leaf = row_group.column(place)
+        sizes[leaf.path_in_schema.partition(".")[0]] += leaf.total_compressed_size
+    return sizes

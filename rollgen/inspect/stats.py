@@ -1,0 +1,403 @@
+"""Figures of a dataset, finished or still being written: `dataset_stats(directory)`.
+
+Polars scans the committed shards with its streaming engine and reduces them to small tables of value counts, from
+which every figure follows. Memory grows with the number of prompts and of distinct lengths, support sizes and logprob
+bins, not with the number of tokens. Shards are listed once, after the journal, so that a run may commit meanwhile.
+
+Trust: every shard is hashed against its journal line before it is scanned (Polars does not check page checksums), which
+costs a few per cent of the time. What the invariants of `schema/SPEC.md` say of single rows is taken as true.
+
+Surprisal is -log pi_old of a sampled token, in nats; its mean is an unbiased estimate of the entropy of the
+distribution that was sampled from.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from rollgen.config import RunConfig, canonical_json
+from rollgen.errors import DatasetError
+from rollgen.format.reader import open_dataset
+from rollgen.format.schema import DATA_DIR, PLAN_FILE, shard_schema
+from rollgen.inspect.failures import FailureStats, failure_stats
+from rollgen.inspect.shards import FileStats, measure_shards
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from rollgen.format.manifest import Manifest
+    from rollgen.format.reader import StoredShard
+
+LOGPROB_BINS: Final = 1024
+"""Bins per nat: quantiles of logprobs are exact to half a bin; their mean, minimum and maximum are exact."""
+EXAMPLE_ROWS: Final = 64
+"""Rows looked at for examples of different prompts."""
+EXAMPLES: Final = 3
+STOP_REASONS: Final = 8
+SAMPLING_SETTINGS: Final = ("temperature", "top_k", "top_p", "min_p", "max_tokens", "seed")
+SHOWN_ELSEWHERE: Final = ("model", "revision", "dtype", "max_model_len", "capture", "support_logprobs")
+"""Other parts of the manifest say what they resolved to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """A summary of `count` values; quantiles are nearest-rank: the smallest value with that share at or below it."""
+
+    count: int
+    mean: float
+    min: float
+    p5: float
+    median: float
+    p95: float
+    p99: float
+    max: float
+
+
+@dataclass(frozen=True, slots=True)
+class PlanStats:
+    """What was asked for, in prompts and samples."""
+
+    prompts: int
+    """Usable prompts: tombstones are not among them."""
+    samples: int
+    tombstones: int
+    """Input rows that could not be used and were skipped on request."""
+    owed: int
+    """Samples of usable prompts that are not stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleStats:
+    """What is stored, row by row."""
+
+    samples: int
+    prompts: int
+    """Prompts with at least one stored sample."""
+    prompt_tokens: int
+    """Over all samples: a prompt counts once for each of its samples."""
+    generated_tokens: int
+    prompt_length: Distribution | None
+    response_length: Distribution | None
+    finish_reasons: dict[str, int]
+    """Samples by finish reason, most frequent first."""
+    stop_reasons: dict[str, int]
+    """Samples by stop reason (JSON text), the most frequent few. End of sequence and length have none."""
+    unreplayable: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bin:
+    """Tokens whose support has `low` to `high` ids, both included."""
+
+    low: int
+    high: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class SupportStats:
+    """How large supports are. Counts are of generated tokens."""
+
+    tokens: int
+    full_vocabulary: int
+    """Not truncated; in none of the other figures."""
+    ids: int
+    """Over all supports."""
+    size: Distribution | None
+    histogram: tuple[Bin, ...]
+    """On powers of two: 1, 2, 3-4, 5-8, ..."""
+    singletons: int
+    top_k_binds: int
+    """Supports of at least top_k ids."""
+    top_k_ties: int
+    """Supports of more than top_k ids: ties at the boundary."""
+    beyond_tokenizer: int
+    """Supports with an id that the model has and the tokenizer has not."""
+    sampled_beyond_tokenizer: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobStats:
+    """log pi_old of the sampled tokens, in nats."""
+
+    logprob: Distribution
+    surprisal: float
+    """Mean over all tokens."""
+    surprisal_of_choices: float | None
+    """Mean over the tokens whose support is not a singleton; None when all are."""
+    support_entropy: float | None
+    """Mean exact entropy over the supports; None unless the dataset stores support_logprobs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One sample to look at. The texts are data: escape them before showing them."""
+
+    prompt_id: str
+    sample_index: int
+    prompt: str | None
+    text: str | None
+    finish_reason: str
+    response_length: int
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetStats:
+    """Everything `rollgen inspect` shows."""
+
+    name: str
+    """Name of the dataset's directory, without its path."""
+    manifest: Manifest
+    plan: PlanStats | None
+    """None for a dataset without a plan."""
+    failures: FailureStats
+    samples: SampleStats
+    support: SupportStats | None
+    """None, like `logprobs`, while nothing is stored."""
+    logprobs: LogprobStats | None
+    files: FileStats
+    examples: tuple[Example, ...]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The configuration worth showing: the usual sampling parameters and every key that is not at its default."""
+        identity, attempts = self.manifest.identity, self.manifest.attempts
+        samples = {"n": attempts[-1].n} if attempts else {}
+        return samples | {
+            name: identity[name]
+            for name, field in RunConfig.model_fields.items()
+            if name in identity and name not in SHOWN_ELSEWHERE
+            if name in SAMPLING_SETTINGS or canonical_json(identity[name]) != canonical_json(field.default)
+        }
+
+    @property
+    def column_bytes_per_token(self) -> dict[str, float]:
+        """Compressed bytes per generated token by column, largest first; empty while nothing is stored."""
+        tokens = self.samples.generated_tokens
+        return {name: size / tokens for name, size in self.files.column_bytes.items()} if tokens else {}
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-able: nested objects and lists of plain finite values, names as in these classes."""
+        sections = {
+            name: None if (section := getattr(self, name)) is None else asdict(section)
+            for name in ("plan", "failures", "samples", "support", "logprobs", "files")
+        }
+        return {
+            "name": self.name,
+            "manifest": self.manifest.model_dump(),
+            **sections,
+            "column_bytes_per_token": self.column_bytes_per_token,
+            "examples": [asdict(example) for example in self.examples],
+        }
+
+
+def dataset_stats(directory: Path) -> DatasetStats:
+    """Measure the dataset in `directory`. Raises DatasetError when it is missing or damaged."""
+    dataset = open_dataset(directory)
+    manifest, files = dataset.manifest, measure_shards(dataset.shards)
+    rows = _scan(dataset.shards, support_logprobs=manifest.support_logprobs)
+    with _named(directory / DATA_DIR):
+        samples = _sample_stats(rows)
+        return DatasetStats(
+            name=directory.resolve().name,
+            manifest=manifest,
+            plan=_plan_stats(directory / PLAN_FILE, rows),
+            failures=failure_stats(directory, rows.select("prompt_id", "sample_index")),
+            samples=samples,
+            support=_support_stats(rows, manifest.tokenizer_vocab_size) if samples.samples else None,
+            logprobs=_logprob_stats(rows, support=manifest.support_logprobs),
+            files=files,
+            examples=_examples(rows),
+        )
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Turn what Polars raises into one line that names the file or directory it was reading."""
+    try:
+        yield
+    except pl.exceptions.PolarsError as error:
+        raise DatasetError(f"{path}: damaged, or not in the format: {' '.join(str(error).split())}") from None
+
+
+def distribution(values: npt.ArrayLike, counts: npt.ArrayLike) -> Distribution | None:
+    """Summarise `counts[i]` occurrences of each `values[i]` (any order); None when there are none."""
+    value, count = np.asarray(values, np.float64), np.asarray(counts, np.int64)
+    order = np.argsort(value)
+    value, cumulative = value[order], np.cumsum(count[order])
+    if not len(value):
+        return None
+    total = int(cumulative[-1])
+
+    def quantile(percent: int) -> float:
+        rank = -(-total * percent // 100)  # in integers: 0.95 * 20 may be more than 19
+        return float(value[np.searchsorted(cumulative, rank)])
+
+    return Distribution(
+        count=total,
+        mean=float(value @ count[order]) / total,
+        min=float(value[0]),
+        p5=quantile(5),
+        median=quantile(50),
+        p95=quantile(95),
+        p99=quantile(99),
+        max=float(value[-1]),
+    )
+
+
+def _scan(shards: Sequence[StoredShard], *, support_logprobs: bool) -> pl.LazyFrame:
+    """All rows of all shards; without shards an empty frame of the same columns. Ignores columns of a later MINOR."""
+    if shards:
+        return pl.scan_parquet(
+            [shard.path for shard in shards], glob=False, hive_partitioning=False, extra_columns="ignore"
+        )
+    empty = shard_schema(support_logprobs=support_logprobs).empty_table()
+    return cast("pl.DataFrame", pl.from_arrow(empty)).lazy()
+
+
+def _collect(*frames: pl.LazyFrame) -> list[pl.DataFrame]:
+    """Run queries over the same scan together: it is read once."""
+    return pl.collect_all(frames, engine="streaming")
+
+
+def _tally(column: str) -> pl.Expr:
+    """Values of a non-null token column as int64; `pl.len()` would wrap at 2^32 tokens."""
+    return pl.col(column).is_not_null().cast(pl.Int64).sum()
+
+
+def _count(frame: pl.LazyFrame, column: str) -> pl.LazyFrame:
+    """Columns `column` and `len`, most frequent first."""
+    return frame.group_by(column).len().sort(["len", column], descending=[True, False])
+
+
+def _sample_stats(rows: pl.LazyFrame) -> SampleStats:
+    totals, prompt_lengths, response_lengths, finish, stop = _collect(
+        rows.select(
+            pl.len().alias("samples"),
+            pl.col("prompt_id").n_unique().alias("prompts"),
+            pl.col("prompt_length").cast(pl.Int64).sum().alias("prompt_tokens"),
+            pl.col("response_length").cast(pl.Int64).sum().alias("generated_tokens"),
+            (~pl.col("replayable")).sum().alias("unreplayable"),
+        ),
+        _count(rows, "prompt_length"),
+        _count(rows, "response_length"),
+        _count(rows, "finish_reason"),
+        _count(rows.drop_nulls("stop_reason"), "stop_reason").head(STOP_REASONS),
+    )
+    return SampleStats(
+        **totals.row(0, named=True),
+        prompt_length=distribution(prompt_lengths["prompt_length"], prompt_lengths["len"]),
+        response_length=distribution(response_lengths["response_length"], response_lengths["len"]),
+        finish_reasons=dict(finish.iter_rows()),
+        stop_reasons=dict(stop.iter_rows()),
+    )
+
+
+def _plan_stats(path: Path, rows: pl.LazyFrame) -> PlanStats | None:
+    if not path.exists():
+        return None
+    usable = pl.col("error").is_null()
+    stored = rows.group_by("prompt_id").len().select("prompt_id", pl.col("len").cast(pl.Int64).alias("stored"))
+    plan = pl.scan_parquet(path, glob=False).select("prompt_id", pl.col("n").cast(pl.Int64), usable.alias("usable"))
+    owed = pl.col("n") - pl.col("stored").fill_null(0)
+    figures = plan.join(stored, on="prompt_id", how="left").select(
+        pl.col("usable").sum().alias("prompts"),
+        pl.col("n").filter("usable").sum().alias("samples"),
+        (~pl.col("usable")).sum().alias("tombstones"),
+        owed.filter("usable").sum().alias("owed"),
+    )
+    with _named(path):
+        return PlanStats(**_collect(figures)[0].row(0, named=True))
+
+
+def _support_stats(rows: pl.LazyFrame, tokenizer_vocab_size: int) -> SupportStats:
+    tokens = rows.select("top_k", "token_ids", "sampling_mask").explode("token_ids", "sampling_mask")
+    by_size = tokens.group_by(pl.col("sampling_mask").list.len().cast(pl.Int64).alias("size"), "top_k").agg(
+        _tally("token_ids").alias("tokens"),
+        (pl.col("sampling_mask").list.last() >= tokenizer_vocab_size).sum().alias("beyond"),  # ids ascend
+        (pl.col("token_ids") >= tokenizer_vocab_size).sum().alias("sampled_beyond"),
+    )
+    table = _collect(by_size)[0]
+    masked = table.drop_nulls("size")
+    size, count, top_k = (masked[name].to_numpy() for name in ("size", "tokens", "top_k"))
+    bounded = top_k > 0
+
+    def total(chosen: npt.NDArray[np.bool_]) -> int:
+        return int(count[chosen].sum())
+
+    return SupportStats(
+        tokens=int(table["tokens"].sum()),
+        full_vocabulary=int(table.filter(pl.col("size").is_null())["tokens"].sum()),
+        ids=int(size @ count),
+        size=distribution(size, count),
+        histogram=_histogram(size, count),
+        singletons=total(size == 1),
+        top_k_binds=total(bounded & (size >= top_k)),
+        top_k_ties=total(bounded & (size > top_k)),
+        beyond_tokenizer=int(table["beyond"].sum()),
+        sampled_beyond_tokenizer=int(table["sampled_beyond"].sum()),
+    )
+
+
+def _histogram(sizes: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> tuple[Bin, ...]:
+    """Bins 1, 2, 3-4, 5-8, ... up to the largest size; bin i holds the sizes s with ceil(log2(s)) = i."""
+    tokens: dict[int, int] = {}
+    for size, count in zip(sizes.tolist(), counts.tolist(), strict=True):
+        index = (size - 1).bit_length()
+        tokens[index] = tokens.get(index, 0) + count
+    return tuple(Bin(2**i // 2 + 1, 2**i, tokens.get(i, 0)) for i in range(max(tokens, default=-1) + 1))
+
+
+def _logprob_stats(rows: pl.LazyFrame, *, support: bool) -> LogprobStats | None:
+    tokens = rows.select("logprobs", "sampling_mask").explode("logprobs", "sampling_mask")
+    logprob, singleton = pl.col("logprobs").cast(pl.Float64), pl.col("sampling_mask").list.len().eq_missing(1)
+    totals, bins = _collect(
+        tokens.select(
+            logprob.mean().alias("mean"),
+            logprob.min().alias("min"),
+            logprob.max().alias("max"),
+            logprob.filter(~singleton).mean().alias("of_choices"),
+        ),
+        tokens.group_by((logprob * LOGPROB_BINS).round().cast(pl.Int64).alias("bin")).agg(
+            _tally("logprobs").alias("tokens")
+        ),
+    )
+    exact = totals.row(0, named=True)
+    binned = distribution(bins["bin"] / LOGPROB_BINS, bins["tokens"])
+    if binned is None:
+        return None
+    return LogprobStats(
+        logprob=replace(binned, **{name: exact[name] for name in ("mean", "min", "max")}),
+        surprisal=_negated(exact["mean"]),
+        surprisal_of_choices=None if exact["of_choices"] is None else _negated(exact["of_choices"]),
+        support_entropy=_support_entropy(rows) if support else None,
+    )
+
+
+def _support_entropy(rows: pl.LazyFrame) -> float | None:
+    """Mean of -sum p log p over the supports that are stored; None when none is."""
+    supports = rows.select("support_logprobs").explode("support_logprobs").drop_nulls()
+    logprob = pl.col("support_logprobs").cast(pl.Float64)
+    count, total = _collect(
+        supports.select(pl.len()), supports.explode("support_logprobs").select((logprob.exp() * logprob).sum())
+    )
+    return _negated(total.item() / count.item()) if count.item() else None
+
+
+def _negated(mean_logprob: float) -> float:
+    return 0.0 - mean_logprob  # unlike a minus sign, gives 0.0 and not -0.0 for singletons only
+
+
+def _examples(rows: pl.LazyFrame) -> tuple[Example, ...]:
+    """The first rows of up to three different prompts."""
+    columns = ("prompt_id", "sample_index", "prompt", "text", "finish_reason", "response_length")
+    first = rows.select(columns).head(EXAMPLE_ROWS)
+    (table,) = _collect(first.unique("prompt_id", keep="first", maintain_order=True).head(EXAMPLES))
+    return tuple(Example(**row) for row in table.iter_rows(named=True))

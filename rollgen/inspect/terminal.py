@@ -1,0 +1,245 @@
+"""The figures of a dataset on a terminal, or as plain text where there is none.
+
+Everything that comes from the data (ids, names, reasons, errors, texts) passes through `plain` and is printed as
+`rich.text.Text`, never as markup: a dataset cannot move the cursor, set a title, reorder a line or colour it.
+"""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from typing import TYPE_CHECKING, Final
+
+from rich import filesize
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rollgen.inspect.stats import DatasetStats, Distribution, Example, LogprobStats, SupportStats
+
+Row = tuple[str, RenderableType]
+"""A label and what stands beside it."""
+
+_JOINERS: Final = "\u200c\u200d"
+"""Zero-width (non-)joiners: invisible, harmless, and part of many scripts and emoji."""
+_BAR_WIDTH: Final = 32
+_COLUMNS: Final = 4
+_PROMPT_TAIL: Final = 160
+_TEXT_HEAD: Final = 240
+_SETTING: Final = 60
+_DOT: Final = " · "
+
+
+def plain(text: str) -> str:
+    """`text` with control, format (bidi), separator and unassigned characters spelled out: ESC becomes `\\x1b`."""
+    return "".join(map(_visible, text))
+
+
+def _visible(character: str) -> str:
+    if character.isprintable() or character in _JOINERS:
+        return character
+    if unicodedata.category(character) == "Zs":
+        return " "
+    return character.encode("unicode_escape").decode()
+
+
+def render(stats: DatasetStats, console: Console) -> None:
+    """Print the figures; fits 80 columns and uses more where there are."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold cyan", no_wrap=True)
+    table.add_column(overflow="fold")
+    for section in (_run, _progress, _lengths, _supports, _logprobs, _files, _warnings, _examples):
+        rows = list(section(stats))
+        for label, value in rows:
+            table.add_row(label, value)
+        if rows:
+            table.add_row()
+    console.print(Text(plain(stats.name), style="bold"))
+    console.print()
+    console.print(table)
+
+
+def share(part: int, whole: int) -> str:
+    """A percentage with one decimal."""
+    return f"{part / whole:.1%}" if whole else "-"
+
+
+def number(value: float) -> str:
+    """At most three decimals, thousands separated: 1234.5 is `1,234.5`."""
+    return f"{value:z,.3f}".rstrip("0").rstrip(".")
+
+
+def shorten(text: str, limit: int, *, tail: bool = False) -> str:
+    """The first (or last) `limit` characters of `text`, marked with an ellipsis where it was cut."""
+    if len(text) <= limit:
+        return text
+    return f"…{text[-limit:]}" if tail else f"{text[:limit]}…"
+
+
+def _line(*parts: str) -> Text:
+    return Text(_DOT.join(plain(part) for part in parts if part))
+
+
+def _counts(counts: dict[str, int], whole: int) -> Text:
+    return _line(*(f"{name} {count:,} ({share(count, whole)})" for name, count in counts.items()))
+
+
+def _run(stats: DatasetStats) -> Iterator[Row]:
+    manifest, model = stats.manifest, stats.manifest.model
+    revision = f" @ {model.revision}" if model.revision else ""
+    yield "Model", _line(f"{model.name}{revision}", model.dtype, f"context {model.context_length:,}")
+    yield "Vocabulary", _line(f"{manifest.vocab_size:,} (model)", f"{manifest.tokenizer_vocab_size:,} (tokenizer)")
+    if manifest.attempts:
+        engine = manifest.attempts[-1].engine
+        yield (
+            "Engine",
+            _line(f"{engine.name} {engine.version}", engine.device, f"truncates by {engine.processors}"),
+        )
+    stored = "with" if manifest.support_logprobs else "without"
+    yield "Capture", _line(manifest.capture, f"{stored} support logprobs", f"format {manifest.format_version}")
+    yield "Settings", _line(*(f"{name} {_setting(value)}" for name, value in stats.settings.items()))
+
+
+def _setting(value: object) -> str:
+    return shorten(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), _SETTING)
+
+
+def _progress(stats: DatasetStats) -> Iterator[Row]:
+    samples, plan, failures = stats.samples, stats.plan, stats.failures
+    if plan is None:
+        yield "Samples", _line(f"{samples.samples:,} for {samples.prompts:,} prompts", "no plan: nothing is owed")
+    else:
+        done = f"{samples.samples:,} of {plan.samples:,} ({share(samples.samples, plan.samples)})"
+        yield "Samples", _line(done, f"{plan.owed:,} owed" if plan.owed else "complete")
+        skipped = f"input rows skipped: {plan.tombstones:,}" if plan.tombstones else ""
+        yield "Prompts", _line(f"{samples.prompts:,} of {plan.prompts:,} with samples", skipped)
+    if failures.samples:
+        yield "Failures", _line(*(f"{stage} {count:,}" for stage, count in failures.by_stage.items()))
+        for kind in failures.errors:
+            yield "", _line(f"{kind.samples:,} x {kind.stage}: {shorten(kind.error, _TEXT_HEAD)}")
+
+
+def _lengths(stats: DatasetStats) -> Iterator[Row]:
+    samples = stats.samples
+    if samples.prompt_length is None or samples.response_length is None:
+        return
+    yield "Tokens", _line(f"{samples.generated_tokens:,} generated", f"{samples.prompt_tokens:,} of prompts")
+    names = ("min", "median", "mean", "p95", "max")
+    yield "Prompt", _figures(samples.prompt_length, names, 1, "tokens")
+    yield "Response", _figures(samples.response_length, names, 1, "tokens")
+    yield "Finish", _counts(samples.finish_reasons, samples.samples)
+    if samples.stop_reasons:
+        yield "Stopped by", _counts({shorten(k, _SETTING): v for k, v in samples.stop_reasons.items()}, samples.samples)
+
+
+def _figures(values: Distribution, names: tuple[str, ...], digits: int, unit: str) -> Text:
+    figures = [f"{name} {number(round(getattr(values, name), digits))}" for name in names]
+    return _line(*figures[:-1], f"{figures[-1]} {unit}")
+
+
+def _supports(stats: DatasetStats) -> Iterator[Row]:
+    support = stats.support
+    if support is None:
+        return
+    if (size := support.size) is not None:
+        yield "Support", _figures(size, ("mean", "median", "p99", "max"), 1, "ids a token")
+        yield (
+            "",
+            _line(
+                f"singletons {share(support.singletons, support.tokens)}",
+                f"top_k reached {share(support.top_k_binds, support.tokens)}",
+                f"exceeded by ties {share(support.top_k_ties, support.tokens)}",
+            ),
+        )
+    yield "", _histogram(support)
+
+
+def _histogram(support: SupportStats) -> Table:
+    """A bar for each bin of support sizes, and for the untruncated tokens; the longest fills the width."""
+    bars = [(str(b.low) if b.low == b.high else f"{b.low:,}-{b.high:,}", b.tokens) for b in support.histogram]
+    if support.full_vocabulary:
+        bars.append(("full vocabulary", support.full_vocabulary))
+    longest = max(tokens for _, tokens in bars)
+    table = Table.grid(padding=(0, 1))
+    table.add_column(justify="right")
+    table.add_column(style="cyan", width=_BAR_WIDTH)
+    table.add_column(justify="right")
+    for label, tokens in bars:
+        table.add_row(label, _bar(tokens / longest), share(tokens, support.tokens))
+    return table
+
+
+def _bar(fraction: float) -> Text:
+    """`fraction` of the bar's width in eighths of a cell; anything above zero shows."""
+    eighths = round(fraction * _BAR_WIDTH * 8) or (fraction > 0)
+    return Text("█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip())
+
+
+def _logprobs(stats: DatasetStats) -> Iterator[Row]:
+    logprobs: LogprobStats | None = stats.logprobs
+    if logprobs is None:
+        return
+    yield "Logprob", _figures(logprobs.logprob, ("mean", "median", "p5", "min"), 3, "nats")
+    choices = logprobs.surprisal_of_choices
+    yield (
+        "Surprisal",
+        _line(
+            f"mean {number(logprobs.surprisal)} nats a token",
+            f"{number(choices)} where there was a choice" if choices is not None else "",
+        ),
+    )
+    if logprobs.support_entropy is not None:
+        yield "Entropy", _line(f"mean {number(logprobs.support_entropy)} nats a token, exact over the support")
+
+
+def _files(stats: DatasetStats) -> Iterator[Row]:
+    files, per_token = stats.files, stats.column_bytes_per_token
+    shards = f"{files.shards:,} shard{'' if files.shards == 1 else 's'}"
+    yield "Disk", _line(filesize.decimal(files.bytes), shards, f"{files.row_groups:,} row groups")
+    if per_token:
+        largest = dict(list(per_token.items())[:_COLUMNS])
+        others = sum(per_token.values()) - sum(largest.values())
+        figures = [f"{name} {value:.2f}" for name, value in largest.items()]
+        yield "Bytes/token", _line(f"{sum(per_token.values()):.2f}", *figures, f"others {others:.2f}")
+
+
+def _warnings(stats: DatasetStats) -> Iterator[Row]:
+    problems = []
+    if stats.samples.unreplayable:
+        problems.append(f"samples that cannot be replayed (loaders refuse them): {stats.samples.unreplayable:,}")
+    support = stats.support
+    if support is not None and support.beyond_tokenizer:
+        problems.append(
+            f"tokens with ids beyond the tokenizer in their support: {support.beyond_tokenizer:,}, "
+            f"sampled: {support.sampled_beyond_tokenizer:,}; size trainers by the model's vocabulary"
+        )
+    for problem in problems:
+        yield "Note", Text(problem, style="yellow")
+
+
+def _examples(stats: DatasetStats) -> Iterator[Row]:
+    for example in stats.examples:
+        yield "Example", _example(example)
+
+
+def _example(example: Example) -> Group:
+    title = f"{example.prompt_id} / {example.sample_index}"
+    prompt = "(given as token ids)" if example.prompt is None else last_turn(example.prompt)
+    text = "(not decoded)" if example.text is None else example.text
+    return Group(
+        _line(shorten(title, _SETTING), f"{example.response_length:,} tokens", example.finish_reason),
+        Text(plain(shorten(prompt.strip(), _PROMPT_TAIL, tail=True)), style="dim"),
+        Text(plain(shorten(text.strip(), _TEXT_HEAD))),
+    )
+
+
+def last_turn(prompt: str) -> str:
+    """The text of a chat's last message, where `prompt` is messages as JSON text; else `prompt` itself."""
+    try:
+        messages = json.loads(prompt)
+        return str(messages[-1]["content"])
+    except (ValueError, TypeError, LookupError, RecursionError):
+        return prompt

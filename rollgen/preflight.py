@@ -1,0 +1,173 @@
+"""Everything that can be known before a model loads: may this run start, with which prompts, continuing what.
+
+Cheap checks come first. Nothing in an existing run is changed until all of them have passed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from rollgen import __version__
+from rollgen.config import EMBEDDED_MODEL, RunConfig, digest, field_key
+from rollgen.directory import Holds, clean_directory
+from rollgen.engines.base import Engine
+from rollgen.engines.replay import check_replayable, identity_engine_args
+from rollgen.errors import ResumeRefused, UsageError
+from rollgen.format.commit import WriterSlot
+from rollgen.format.manifest import (
+    Attempt,
+    Manifest,
+    ModelRecord,
+    check_identity,
+    create_manifest,
+    fsync_directory,
+    read_manifest,
+    replace_manifest,
+)
+from rollgen.format.schema import PLAN_FILE, TOKENIZER_DIR
+from rollgen.prompts.model import ModelInfo, load_model_info
+from rollgen.prompts.plan import Plan, check_growth
+from rollgen.prompts.preflight import PlanSummary, write_plan
+
+_REPLACED_KEYS = frozenset(
+    {"model", "revision", "tokenizer", "trust_remote_code", "chat_template", "capture", "engine_arg", "max_model_len"}
+)
+"""Identity fields of RunConfig that the identity records by content instead of by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preflight:
+    """A run that may start."""
+
+    config: RunConfig
+    model: ModelInfo
+    replayable: bool
+    plan_path: Path
+    """A temporary file in the output directory, or wherever a dry run asked for it."""
+    summary: PlanSummary
+    stored: Manifest | None = None
+    """The manifest of the run that is continued."""
+    known_prompts: int = 0
+    """Prompts that its plan has already."""
+
+    @property
+    def capture_wanted(self) -> Literal["auto", "native", "logprobs", "none"]:
+        """What the engine is asked for. A continued run keeps the capture it began with."""
+        if self.stored is not None and self.config.capture == "auto":
+            return self.stored.capture
+        return "none" if self.summary.truncated == 0 else self.config.capture
+
+
+def resolve_model(config: RunConfig) -> str:
+    """The model to load: as configured, else the embedded demo model. Raises UsageError when there is neither."""
+    if config.model is not None:
+        return config.model
+    if EMBEDDED_MODEL.is_dir():
+        return str(EMBEDDED_MODEL)
+    raise UsageError("no model: name one with --model (or ROLLGEN_MODEL), or make the embedded one with `make model`")
+
+
+def plan_run(
+    files: Sequence[Path], config: RunConfig, plan_path: Path, *, progress: Callable[[int], None] | None = None
+) -> Preflight:
+    """Check settings and every prompt, and write the plan to `plan_path`. Raises UsageError; touches nothing else."""
+    replayable = check_replayable(config)
+    model = load_model_info(config, resolve_model(config))
+    summary = write_plan(files, config, model, plan_path, progress=progress)
+    return Preflight(config, model, replayable, plan_path, summary)
+
+
+def identity_of(preflight: Preflight, capture: str) -> dict[str, Any]:
+    """Every key that decides the data, by content: paths may move, a checkpoint may not change."""
+    config, model = preflight.config, preflight.model
+    values = config.model_dump(mode="json")
+    kept = {
+        name: value
+        for name, value in values.items()
+        if field_key(name).kind == "identity" and name not in _REPLACED_KEYS
+    }
+    return kept | {
+        "model_fingerprint": model.fingerprint,
+        "tokenizer_sha256": model.tokenizer_sha256,
+        "chat_template_sha256": model.chat_template_sha256,
+        "max_model_len": model.context_length,
+        "capture": capture,
+        "engine_arg": identity_engine_args(config.engine_arg),
+    }
+
+
+def continue_run(preflight: Preflight, directory: Path) -> Preflight:
+    """The preflight of a command that continues the run in `directory`. Raises ResumeRefused when it would not."""
+    stored = read_manifest(directory)
+    capture = stored.capture if preflight.config.capture == "auto" else preflight.config.capture
+    check_identity(stored, identity_of(preflight, capture))
+    stored_plan = Plan(directory / PLAN_FILE)
+    check_growth(stored_plan, Plan(preflight.plan_path))
+    return replace(preflight, stored=stored, known_prompts=stored_plan.prompts)
+
+
+def check_engine(preflight: Preflight, engine: Engine) -> None:
+    """A continued run must be sampled in the dtype it began with. Raises ResumeRefused."""
+    stored = preflight.stored
+    if stored is not None and stored.model.dtype != engine.dtype:
+        raise ResumeRefused(f"this run was sampled in {stored.model.dtype}, here dtype is {engine.dtype}; pass --dtype")
+
+
+def establish(preflight: Preflight, engine: Engine, slot: WriterSlot, holds: Holds) -> Manifest:
+    """Make plan, tokenizer and manifest of this run the directory's, in this order: the manifest says it is there."""
+    directory = slot.directory
+    if holds is Holds.RUN and preflight.stored is None:
+        clean_directory(directory)
+    os.replace(preflight.plan_path, directory / PLAN_FILE)
+    fsync_directory(directory)
+    attempt = _attempt(preflight, engine)
+    if preflight.stored is not None:
+        manifest = preflight.stored.model_copy(update={"attempts": [*preflight.stored.attempts, attempt]})
+        replace_manifest(directory, manifest)
+        return manifest
+    preflight.model.tokenizer.save_pretrained(directory / TOKENIZER_DIR)
+    manifest = _new_manifest(preflight, engine, attempt)
+    if not create_manifest(directory, manifest):
+        raise ResumeRefused(f"{directory}: another rollgen started here at the same time; use --resume")
+    return manifest
+
+
+def _new_manifest(preflight: Preflight, engine: Engine, attempt: Attempt) -> Manifest:
+    model, identity = preflight.model, identity_of(preflight, engine.capture)
+    return Manifest(
+        created_at=attempt.started_at,
+        config_digest=digest(identity),
+        identity=identity,
+        capture=engine.capture,
+        support_logprobs=preflight.config.support_logprobs,
+        vocab_size=model.vocab_size,
+        tokenizer_vocab_size=model.tokenizer_vocab_size,
+        model=ModelRecord(
+            name=model.name,
+            revision=model.revision,
+            fingerprint=model.fingerprint,
+            dtype=engine.dtype,
+            context_length=model.context_length,
+        ),
+        tokenizer_sha256=model.tokenizer_sha256,
+        attempts=[attempt],
+    )
+
+
+def _attempt(preflight: Preflight, engine: Engine) -> Attempt:
+    config = preflight.config
+    values = config.model_dump(mode="json")
+    return Attempt(
+        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        rollgen_version=__version__,
+        n=config.n,
+        limit=config.limit,
+        prompts=list(preflight.summary.sources),
+        operational={name: value for name, value in values.items() if field_key(name).kind == "operational"},
+        engine=engine.record,
+    )

@@ -1,0 +1,248 @@
+"""One input row: a line of JSON becomes a `Row`, or a `BadRow` with everything that is wrong with it.
+
+A row holds exactly one prompt, as `messages` (chat turns), `prompt` (raw text) or `prompt_token_ids`; optionally an id
+(`id`, else `prompt_id`, else `custom_id`) and sampling parameters of its own (`parameters.ROW_KEYS`). In these fields
+`null` means absent. All other fields are metadata: kept as their source text and never interpreted. `--prompt-column`
+and `--id-column` name other fields; the type of the value then says which kind of prompt it is, and the usual names
+become metadata.
+
+Ids are text; integers are written out, so 7 and "7" are the same id. A row without one is named by its content hash:
+the first 8 bytes of the SHA-256 over the kind of prompt, a newline and the prompt as canonical JSON (ASCII, sorted
+keys, no spaces); the hash of a bad row is over `line`, a newline and the bytes of the line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from rollgen.prompts.parameters import ROW_KEYS as PARAMETER_KEYS
+from rollgen.prompts.parameters import (
+    RUN_ONLY_KEYS,
+    Parameters,
+    check_encodable,
+    check_token_ids,
+    run_parameters,
+    show,
+    take_parameters,
+)
+from rollgen.prompts.readers import member_texts, parse_object
+
+if TYPE_CHECKING:
+    from rollgen.config import RunConfig
+    from rollgen.rollouts import Int32Array
+
+Kind = Literal["messages", "prompt", "prompt_token_ids"]
+Messages = list[dict[str, Any]]
+
+PROMPT_KEYS: tuple[Kind, ...] = ("messages", "prompt", "prompt_token_ids")
+ID_KEYS = ("id", "prompt_id", "custom_id")
+_NULLABLE_KEYS = frozenset({*PROMPT_KEYS, *ID_KEYS, *PARAMETER_KEYS, *RUN_ONLY_KEYS})
+_SYSTEM_ROLES = ("system", "developer")
+
+
+@dataclass(frozen=True, slots=True)
+class RowRules:
+    """What the run says about every row."""
+
+    run: Parameters
+    vocab_size: int
+    """The model's: bound of token ids."""
+    prompt_column: str | None = None
+    id_column: str | None = None
+    chat: bool = False
+    system_prompt: str | None = None
+
+    @classmethod
+    def of(cls, config: RunConfig, vocab_size: int) -> RowRules:
+        """The rules of a run. Raises UsageError when a flag does not fit the model."""
+        return cls(
+            run=run_parameters(config, vocab_size),
+            vocab_size=vocab_size,
+            prompt_column=config.prompt_column,
+            id_column=config.id_column,
+            chat=config.chat,
+            system_prompt=config.system_prompt,
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Row:
+    """A valid row, not yet tokenised."""
+
+    prompt_id: str | None
+    """None: named by `content_hash`."""
+    content_hash: int
+    """64 bits."""
+    content: str | Messages | Int32Array
+    """Raw text, chat turns (system prompt and `--chat` applied), or int32 [P] token ids."""
+    prompt: str | None
+    """As given: the text, or the source text of the messages; None for token ids."""
+    parameters: Parameters
+    """Effective, but for max_tokens, which the context may still clamp."""
+    metadata: str | None
+    """Source text of a JSON object; None when there are no other fields."""
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """A row that cannot be used, and as much of it as could be read."""
+
+    prompt_id: str | None
+    content_hash: int
+    """64 bits, of the line's bytes."""
+    parameters: Parameters
+    """The run's where the row's cannot be read."""
+    problems: tuple[str, ...]
+    """Each says what is wrong and what to do; never empty."""
+
+
+def parse_row(data: bytes, rules: RowRules) -> Row | BadRow:
+    """Check one line against all rules. Every problem of the row is reported, not only the first."""
+    try:
+        fields, text = parse_object(data)
+    except ValueError as error:
+        return BadRow(None, hash64(b"line\n" + data), rules.run, (str(error),))
+    fields = {name: value for name, value in fields.items() if value is not None or name not in _NULLABLE_KEYS}
+    problems: list[str] = []
+    prompt_id = _take_id(fields, rules.id_column, problems)
+    name, kind, value = _take_prompt(fields, rules, problems)
+    parameters = take_parameters(fields, rules.run, rules.vocab_size, problems)
+    if problems:
+        return BadRow(prompt_id, hash64(b"line\n" + data), parameters, tuple(problems))
+    members = member_texts(text) if fields or kind == "messages" else {}
+    return Row(
+        prompt_id=prompt_id,
+        content_hash=_content_hash(kind, value),
+        content=_content(kind, value, rules),
+        prompt=members[name][1] if kind == "messages" else value if kind == "prompt" else None,
+        parameters=parameters,
+        metadata="{" + ", ".join(": ".join(members[key]) for key in fields) + "}" if fields else None,
+    )
+
+
+def hash64(data: bytes) -> int:
+    """The first 8 bytes of the SHA-256, big endian."""
+    return int.from_bytes(hashlib.sha256(data).digest()[:8], "big")
+
+
+def _content_hash(kind: Kind, value: object) -> int:
+    return hash64(f"{kind}\n{json.dumps(value, sort_keys=True, separators=(',', ':'))}".encode())
+
+
+def _content(kind: Kind, value: Any, rules: RowRules) -> str | Messages | Int32Array:
+    """What is tokenised: `--chat` makes a text a user turn, `--system-prompt` precedes chats without a system turn."""
+    if kind == "prompt_token_ids":
+        return np.array(value, dtype=np.int32)
+    if kind == "prompt" and not rules.chat:
+        return str(value)
+    turns: Messages = [{"role": "user", "content": value}] if kind == "prompt" else value
+    if rules.system_prompt is None or any(turn["role"] in _SYSTEM_ROLES for turn in turns):
+        return turns
+    return [{"role": "system", "content": rules.system_prompt}, *turns]
+
+
+def _take_id(fields: dict[str, Any], column: str | None, problems: list[str]) -> str | None:
+    """Remove the row's id from `fields`; None when there is none, or none that can be used."""
+    name = column or next((key for key in ID_KEYS if key in fields), None)
+    if name is None:
+        return None
+    value = fields.pop(name, None)
+    if type(value) is int:
+        return str(value)
+    if value is None:
+        problems.append(f"no id in field {show(name)} (--id-column); give every row one, or drop the option")
+    elif not isinstance(value, str) or not value:
+        problems.append(f"{name} must be a non-empty string or a whole number, got {show(value)}")
+    elif problem := check_encodable(name, value):
+        problems.append(problem)
+    else:
+        return value
+    return None
+
+
+def _take_prompt(fields: dict[str, Any], rules: RowRules, problems: list[str]) -> tuple[str, Kind, Any]:
+    """Remove the row's prompt from `fields`: its field, kind and value, meaningless when `problems` grew."""
+    present = [key for key in PROMPT_KEYS if key in fields]
+    if rules.prompt_column is None and len(present) != 1:
+        problems.append(_not_one_prompt(present, fields))
+        return "", "prompt", None
+    name = rules.prompt_column or present[0]
+    value = fields.pop(name, None)
+    if value is None:
+        problems.append(f"no prompt in field {show(name)} (--prompt-column); it has {_names(fields)}")
+        return name, "prompt", None
+    kind = present[0] if rules.prompt_column is None else _kind_of(value)
+    if kind == "messages":
+        problems += _check_messages(name, value)
+        if "tools" in fields:
+            problems.append("tools are not supported: remove the field, or rename it to keep it as metadata")
+    elif problem := _check_text(name, value) if kind == "prompt" else _check_prompt_ids(name, value, rules.vocab_size):
+        problems.append(problem)
+    return name, kind, value
+
+
+def _kind_of(value: object) -> Kind:
+    """The kind of prompt in a field named by `--prompt-column`."""
+    if not isinstance(value, list):
+        return "prompt"
+    return "messages" if any(isinstance(item, dict) for item in value) else "prompt_token_ids"
+
+
+def _not_one_prompt(present: list[Kind], fields: dict[str, Any]) -> str:
+    if present:
+        return f"{' and '.join(present)} are two kinds of prompt; keep one"
+    if "body" in fields:
+        return "an OpenAI batch request (body), not a prompt; move body.messages to messages and its parameters beside"
+    return f"no prompt: give messages, prompt or prompt_token_ids, or --prompt-column; the row has {_names(fields)}"
+
+
+def _names(fields: dict[str, Any]) -> str:
+    return f"fields {show(list(fields))}" if fields else "no other field"
+
+
+def _check_text(name: str, value: object) -> str | None:
+    if not isinstance(value, str):
+        return (
+            f"{name} must be text, got {show(value)}; chat turns go in messages, token ids in prompt_token_ids "
+            "(or use --prompt-column)"
+        )
+    return check_encodable(name, value) if value else f"{name} is empty; give it text or remove the row"
+
+
+def _check_prompt_ids(name: str, value: object, vocab_size: int) -> str | None:
+    return check_token_ids(name, value, vocab_size) if value != [] else f"{name} is empty; give ids or remove the row"
+
+
+def _check_messages(name: str, value: object) -> list[str]:
+    """Everything that is wrong with a list of chat turns."""
+    if not isinstance(value, list) or not value:
+        return [f'{name} must be a non-empty list of {{"role": ..., "content": ...}}, got {show(value)}']
+    problems = [f"{name}[{i}]: {problem}" for i, turn in enumerate(value) if (problem := _check_turn(turn))]
+    if problems:
+        return problems
+    if value[-1]["role"] == "assistant":
+        problems.append(f"{name} ends with an assistant turn, which cannot be continued; end with a user turn")
+    if not any(turn["content"] for turn in value):
+        problems.append(f"{name} has no text in any turn; give it some or remove the row")
+    if problem := check_encodable(name, json.dumps(value, ensure_ascii=False)):
+        problems.append(problem)
+    return problems
+
+
+def _check_turn(turn: object) -> str | None:
+    if not isinstance(turn, dict):
+        return f"must be an object with role and content, got {show(turn)}"
+    if not isinstance(turn.get("role"), str) or not turn["role"]:
+        return f"role must be a non-empty string, got {show(turn.get('role'))}"
+    if "tool_calls" in turn:
+        return "tool_calls are not supported; write the turn as text"
+    if isinstance(turn.get("content"), list):
+        return "content is a list of parts, which is not supported; join its texts into one string"
+    if not isinstance(turn.get("content"), str):
+        return f"content must be a string, got {show(turn.get('content'))}"
+    return None

@@ -1,0 +1,235 @@
+"""Write the golden datasets of format v1 and what a reader must find in them.
+
+    python schema/conformance/make_golden.py [DIRECTORY]     (default: `golden/` beside this file)
+
+`masks/` and `support_logprobs/` are the same five samples without and with the optional column; `<name>.expected.json`
+holds their rows as plain JSON, taken from the literals below and not read back; float32 values are exact. The rows
+cover what readers get wrong: a singleton, a set of ties larger than top_k, an id beyond the tokenizer, untruncated
+samples (null supports), NUL and emoji in texts, a stop token id and a stop string of digits, a null in every nullable
+column, a row that cannot be replayed, two shards. The plan also holds a tombstone and a sample that is owed.
+
+Committed files are made once for each MAJOR and stay: a later reader must read them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rollgen.config import digest
+from rollgen.format.commit import WriterSlot
+from rollgen.format.failures import Failure
+from rollgen.format.jsonlines import append_line
+from rollgen.format.manifest import Attempt, EngineRecord, Manifest, ModelRecord, PromptSource, create_manifest
+from rollgen.format.schema import FAILURES_DIR, PLAN_FILE, PLAN_SCHEMA
+from rollgen.format.writer import ShardWriter
+from rollgen.rollouts import Completion, Prompt, Sampling, sample_seed
+
+DATASETS = {"masks": False, "support_logprobs": True}
+"""Name of the dataset, and whether it stores support_logprobs."""
+VOCAB_SIZE = 64
+TOKENIZER_VOCAB_SIZE = 60
+EOS = 2
+TIME = "2026-01-02T03:04:05+00:00"
+WRITER = "w0"
+
+Token = tuple[int, dict[int, float]]
+"""The sampled id, and the probability of each id of its support (of none, where sampling does not truncate)."""
+
+TRUNCATED = Sampling(temperature=0.8, top_p=0.95, top_k=4, min_p=0.0, max_tokens=5, stop=("2",), stop_token_ids=(9,))
+UNTRUNCATED = Sampling(temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, max_tokens=3, stop=("2",))
+MESSAGES = json.dumps([{"role": "user", "content": "Héllo 👋🏽"}], ensure_ascii=False)
+METADATA = '{"answer": 12345678901234567890123, "note": "\\u0000"}'
+
+
+def prompts() -> list[Prompt]:
+    """The plan: three usable prompts, then a tombstone."""
+    ids = [np.array(ids, np.int32) for ids in ([1, 5, 6], [1, 7], [1, 8, 8, 8], [])]
+    return [
+        Prompt("emoji-😀", 0, ids[0], TRUNCATED, n=2, seed=0, prompt="NUL \x00 and 😀", metadata=METADATA),
+        Prompt("7", 1, ids[1], UNTRUNCATED, n=3, seed=11, prompt=MESSAGES),
+        Prompt("by-ids", 2, ids[2], TRUNCATED, n=1, seed=0),
+        Prompt("bad", 3, ids[3], TRUNCATED, n=1, seed=0, error="prompts.jsonl:4: no prompt; give messages or prompt"),
+    ]
+
+
+def completions() -> list[Completion]:
+    """The stored samples; sample 2 of prompt "7" is owed."""
+    emoji, seven, by_ids, _ = prompts()
+    pair = {10: 0.75, 33: 0.25}
+    ties = dict.fromkeys((3, 10, 11, 20, 21, 63), 1 / 6)  # six ids though top_k is 4, one beyond the tokenizer
+    return [
+        _completion(emoji, 0, [(40, {40: 1.0}), (10, pair), (21, ties), (EOS, {EOS: 1.0})], text="a😀\x00"),
+        _completion(emoji, 1, [(9, {0: 0.125, 9: 0.5, 12: 0.375})], stop_reason="9", text=""),
+        _completion(seven, 0, [(50, {}), (12, {})], logprobs=[-1.5, -0.25], stop_reason='"2"', text="!2"),
+        _completion(seven, 1, [(0, {})] * 3, logprobs=[-4.0] * 3, finish="repetition", text="\n\n\n", replayable=False),
+        _completion(by_ids, 0, [(63, ties), (30, {30: 1.0}), *[(31, {30: 0.5, 31: 0.5})] * 3], finish="length"),
+    ]
+
+
+def _completion(
+    prompt: Prompt,
+    sample_index: int,
+    tokens: list[Token],
+    *,
+    logprobs: list[float] | None = None,
+    finish: str = "stop",
+    stop_reason: str | None = None,
+    text: str | None = None,
+    replayable: bool = True,
+) -> Completion:
+    """One sample of `prompt`; `logprobs` only where the tokens carry no support."""
+    supports = [support for _, support in tokens]
+    return Completion(
+        prompt_id=prompt.prompt_id,
+        sample_index=sample_index,
+        prompt_index=prompt.prompt_index,
+        prompt_token_ids=prompt.token_ids,
+        token_ids=np.array([token for token, _ in tokens], np.int32),
+        logprobs=np.array(logprobs or [math.log(support[token]) for token, support in tokens], np.float32),
+        mask_ids=np.array([id_ for support in supports for id_ in support], np.int32),
+        mask_offsets=np.cumsum([0, *map(len, supports)], dtype=np.int64),
+        support_logprobs=np.array([math.log(p) for support in supports for p in support.values()], np.float32),
+        finish_reason=finish,
+        sampling=prompt.sampling,
+        seed=sample_seed(prompt.seed, prompt.prompt_id, sample_index),
+        stop_reason=stop_reason,
+        replayable=replayable,
+        text=text,
+        prompt=prompt.prompt,
+        metadata=prompt.metadata,
+    )
+
+
+def expected_row(completion: Completion, *, support_logprobs: bool) -> dict[str, Any]:
+    """A row as plain values: every column of the shard, in order."""
+    sampling, offsets = completion.sampling, completion.mask_offsets.tolist()
+    spans = [slice(*span) if span[0] < span[1] else None for span in itertools.pairwise(offsets)]
+
+    def per_token(name: str) -> list[Any]:
+        return [None if span is None else getattr(completion, name)[span].tolist() for span in spans]
+
+    support = {"support_logprobs": per_token("support_logprobs")} if support_logprobs else {}
+    float32 = {name: float(np.float32(getattr(sampling, name))) for name in ("temperature", "top_p", "min_p")}
+    return {
+        "prompt_id": completion.prompt_id,
+        "sample_index": completion.sample_index,
+        "prompt_index": completion.prompt_index,
+        "prompt_length": len(completion.prompt_token_ids),
+        "response_length": len(completion.token_ids),
+        "prompt_token_ids": completion.prompt_token_ids.tolist(),
+        "token_ids": completion.token_ids.tolist(),
+        "logprobs": completion.logprobs.tolist(),
+        "sampling_mask": per_token("mask_ids"),
+        **support,
+        "finish_reason": completion.finish_reason,
+        "stop_reason": completion.stop_reason,
+        **float32,
+        "top_k": sampling.top_k,
+        "max_tokens": sampling.max_tokens,
+        "seed": completion.seed,
+        "replayable": completion.replayable,
+        "text": completion.text,
+        "prompt": completion.prompt,
+        "metadata": completion.metadata,
+    }
+
+
+def expected_plan_row(prompt: Prompt) -> dict[str, Any]:
+    """A row of the plan as plain values."""
+    sampling = prompt.sampling
+    return {
+        "prompt_id": prompt.prompt_id,
+        "prompt_index": prompt.prompt_index,
+        "n": prompt.n,
+        "seed": prompt.seed,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "top_k": sampling.top_k,
+        "max_tokens": sampling.max_tokens,
+        "stop": list(sampling.stop),
+        "stop_token_ids": list(sampling.stop_token_ids),
+        "prompt_token_ids": prompt.token_ids.tolist(),
+        "prompt": prompt.prompt,
+        "metadata": prompt.metadata,
+        "error": prompt.error,
+    }
+
+
+def golden_manifest(*, support_logprobs: bool) -> Manifest:
+    """A manifest with made-up provenance."""
+    identity = {"top_k": 4, "top_p": 0.95, "temperature": 0.8, "seed": 0, "support_logprobs": support_logprobs}
+    engine = EngineRecord(name="golden", version="1", device="none", versions={}, processors="min_p, top_k, top_p")
+    attempt = Attempt(
+        started_at=TIME,
+        rollgen_version="0",
+        n=1,
+        limit=None,
+        prompts=[PromptSource(name="prompts.jsonl", bytes=0, sha256=digest("prompts"))],
+        operational={},
+        engine=engine,
+    )
+    return Manifest(
+        created_at=TIME,
+        config_digest=digest(identity),
+        identity=identity,
+        capture="logprobs",
+        support_logprobs=support_logprobs,
+        vocab_size=VOCAB_SIZE,
+        tokenizer_vocab_size=TOKENIZER_VOCAB_SIZE,
+        model=ModelRecord(
+            name="golden", revision=None, fingerprint=digest("model"), dtype="float32", context_length=16
+        ),
+        tokenizer_sha256=digest("tokenizer"),
+        attempts=[attempt],
+    )
+
+
+def write_dataset(directory: Path, *, support_logprobs: bool) -> None:
+    """One golden dataset: prompt 0 in the first shard, the other prompts in the second."""
+    directory.mkdir(parents=True)
+    manifest = golden_manifest(support_logprobs=support_logprobs)
+    plan = pa.Table.from_pylist([expected_plan_row(prompt) for prompt in prompts()], schema=PLAN_SCHEMA)
+    pq.write_table(plan, directory / PLAN_FILE, compression="zstd", write_page_checksum=True)
+    create_manifest(directory, manifest)
+    with WriterSlot(directory, WRITER) as slot, ShardWriter(slot, manifest, commit_interval=math.inf) as writer:
+        for completion in completions():
+            if completion.prompt_index == 1 and completion.sample_index == 0:
+                writer.flush()
+            writer.add(completion)
+    (directory / "journal" / f"{WRITER}.lock").unlink()
+    (directory / FAILURES_DIR).mkdir()
+    for failure in (
+        Failure("bad", 3, 0, "input", "prompts.jsonl:4: no prompt; give messages or prompt", TIME),
+        Failure("emoji-😀", 0, 1, "capture", "token 0: incomplete support", TIME),  # stored since
+        Failure("7", 1, 2, "engine", "the engine died", TIME),
+    ):
+        append_line(directory / FAILURES_DIR / f"{WRITER}.jsonl", failure, durable=False)
+
+
+def write_golden(directory: Path) -> None:
+    """All golden datasets and their expectations, replacing those in `directory`."""
+    for name, support_logprobs in DATASETS.items():
+        shutil.rmtree(directory / name, ignore_errors=True)
+        write_dataset(directory / name, support_logprobs=support_logprobs)
+        expected = {
+            "rows": [expected_row(completion, support_logprobs=support_logprobs) for completion in completions()],
+            "plan": [expected_plan_row(prompt) for prompt in prompts()],
+            "owed": [["7", 2]],
+        }
+        text = json.dumps(expected, indent=1, ensure_ascii=True)
+        (directory / f"{name}.expected.json").write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_golden(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "golden")

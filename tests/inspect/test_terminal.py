@@ -1,0 +1,130 @@
+"""The terminal view: it fits, it says what there is, and data cannot act on the terminal."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import unicodedata
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from rich.console import Console
+
+from rollgen.inspect.failures import ErrorCount, FailureStats
+from rollgen.inspect.stats import DatasetStats, Example, dataset_stats
+from rollgen.inspect.terminal import last_turn, number, plain, render, shorten
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+HOSTILE = "\x1b[31mred\x1b]0;title\x07\x9b2J\u202edesrever\u2066 [red]markup[/red] \x00\r\n"
+
+
+def shown(stats: DatasetStats, *, width: int = 80, terminal: bool = False) -> str:
+    console = Console(file=io.StringIO(), width=width, force_terminal=terminal, color_system=None)
+    render(stats, console)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("\x1b", r"\x1b"),
+        ("\x1b[31mred", r"\x1b[31mred"),
+        ("\x1b]0;title\x07", r"\x1b]0;title\x07"),
+        ("\x9b2J", r"\x9b2J"),
+        ("\u202eabc\u202c", r"\u202eabc\u202c"),
+        ("a\u2028b", r"a\u2028b"),
+        ("a\tb\nc\x00", r"a\tb\nc\x00"),
+        ("a\u00a0b\u3000c", "a b c"),
+        ("\U000e0041", r"\U000e0041"),
+        ("[red]x[/red]", "[red]x[/red]"),
+        ("héllo 👨‍👩‍👧 日本", "héllo 👨‍👩‍👧 日本"),
+    ],
+    ids=["esc", "csi", "osc", "c1", "bidi", "separator", "whitespace", "spaces", "tag", "markup", "printable"],
+)
+def test_plain_spells_out_what_is_not_visible(text: str, expected: str) -> None:
+    """Letters, emoji and brackets stay; everything that could act on a terminal becomes an escape."""
+    assert plain(text) == expected
+
+
+def test_plain_leaves_no_control_or_format_character() -> None:
+    """Over all of Unicode, only the two joiners of scripts and emoji are left of the invisible characters."""
+    everything = "".join(map(chr, [*range(0xD800), *range(0xE000, 0x110000)]))
+    left = {c for c in plain(everything) if unicodedata.category(c) in {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}}
+    assert left == {"\u200c", "\u200d"}
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_hostile_data_is_shown_literally(make_dataset: Callable[..., Any], terminal: bool) -> None:
+    """Names, ids, reasons, errors and texts reach the console as inert text, markup included."""
+    stats = dataset_stats(make_dataset(0, model_name=HOSTILE).directory)
+    stats = dataclasses.replace(
+        stats,
+        name=HOSTILE,
+        failures=FailureStats(1, {HOSTILE: 1}, (ErrorCount("engine", HOSTILE, 1),)),
+        samples=dataclasses.replace(stats.samples, finish_reasons={HOSTILE: 1}, stop_reasons={HOSTILE: 1}),
+        examples=(Example(HOSTILE, 0, HOSTILE, HOSTILE, HOSTILE, 1),),
+    )
+    output = shown(stats, width=400, terminal=terminal)
+    assert {c for c in output if unicodedata.category(c) in {"Cc", "Cf"}} == {"\n"}
+    # name, model, stage, error, finish reason, stop reason; the example's id, finish reason, prompt and text
+    assert output.count("[red]markup[/red]") >= 9
+    assert output.count(r"\x1b[31mred") == 10
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_view_fits_the_console(make_dataset: Callable[..., Any], width: int) -> None:
+    """No line is longer than the console is wide, with long names too."""
+    stats = dataset_stats(make_dataset(0, support_logprobs=True, model_name="m" * 200).directory)
+    assert max(map(len, shown(stats, width=width).splitlines())) <= width
+
+
+def test_view_names_the_figures(make_dataset: Callable[..., Any]) -> None:
+    """36 of 48 samples, 12 owed, one input row skipped, a bar for each bin."""
+    output = shown(dataset_stats(make_dataset(0, support_logprobs=True).directory), width=120)
+    for text in (
+        "36 of 48 (75.0%) · 12 owed",
+        "12 of 12 with samples · input rows skipped: 1",
+        "full vocabulary █",
+        "top_k reached",
+        "exact over the support",
+        "p0 / 0",
+        "text of p0",
+    ):
+        assert text in output
+
+
+def test_run_without_shards_renders(empty_dataset: Path) -> None:
+    """A run that has just started says what it owes."""
+    assert "0 of 24 (0.0%) · 24 owed" in shown(dataset_stats(empty_dataset))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ('[{"role": "system", "content": "s"}, {"role": "user", "content": "hi"}]', "hi"),
+        ("plain text", "plain text"),
+        ('["a", "b"]', '["a", "b"]'),
+        ("[]", "[]"),
+        ("7", "7"),
+        ('{"content": 1}', '{"content": 1}'),
+    ],
+)
+def test_last_turn(prompt: str, expected: str) -> None:
+    """Of a chat the last message, of anything else all."""
+    assert last_turn(prompt) == expected
+
+
+def test_shorten_marks_the_cut() -> None:
+    """The head of a text, the tail of a prompt, and nothing where it fits."""
+    assert (shorten("abcdef", 3), shorten("abcdef", 3, tail=True), shorten("abc", 3)) == ("abc…", "…def", "abc")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [(1234.5, "1,234.5"), (3.0, "3"), (0.1239, "0.124"), (-1e-9, "0"), (100.0, "100")]
+)
+def test_number(value: float, expected: str) -> None:
+    """Thousands are separated, trailing zeros dropped."""
+    assert number(value) == expected

@@ -1,0 +1,167 @@
+"""collate and RolloutBatch: places, masks and the causal shift, on rollouts small enough to write out."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from rollgen.errors import UsageError
+from rollgen.loader import Rollout, RolloutBatch, RolloutDataset, collate
+from rollgen.ops import Support
+from rollgen.rollouts import Completion
+
+VOCAB_SIZE = 12
+
+
+def rollout(prompt: list[int], response: list[int], rows: list[list[int]], *, temperature: float = 1.0) -> Rollout:
+    """A rollout with log-probabilities -1, -2, ... and these support rows."""
+    offsets = torch.tensor([0, *(len(row) for row in rows)]).cumsum(0)
+    ids = torch.tensor([i for row in rows for i in row], dtype=torch.int32)
+    return Rollout(
+        prompt_id="p",
+        sample_index=len(prompt),
+        prompt_index=0,
+        prompt_ids=torch.tensor(prompt),
+        token_ids=torch.tensor(response),
+        logprobs=-torch.arange(1.0, len(response) + 1),
+        support=Support(ids, offsets, VOCAB_SIZE),
+        temperature=temperature,
+        finish_reason="stop",
+        stop_reason=None,
+        top_p=1.0,
+        min_p=0.0,
+        top_k=2,
+        max_tokens=9,
+        seed=0,
+        replayable=True,
+        text="x",
+        prompt=None,
+        metadata='{"answer": 1}',
+    )
+
+
+@pytest.fixture
+def rollouts() -> list[Rollout]:
+    """Lengths 1 + 3 and 3 + 2; the second row of the first support is not truncated."""
+    return [
+        rollout([4], [5, 6, 7], [[5, 9], [], [7]], temperature=0.5),
+        rollout([1, 2, 3], [8, 9], [[0, 8, 11], [9]], temperature=2.0),
+    ]
+
+
+def test_collate_places(rollouts: list[Rollout]) -> None:
+    """Right padding; each token's log-probability and support row stand at the token's own place."""
+    batch = collate(rollouts, pad_id=10)
+    assert batch.input_ids.tolist() == [[4, 5, 6, 7, 10], [1, 2, 3, 8, 9]]
+    assert batch.attention_mask.int().tolist() == [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
+    assert batch.response_mask.int().tolist() == [[0, 1, 1, 1, 0], [0, 0, 0, 1, 1]]
+    assert batch.logprobs.tolist() == [[0, -1, -2, -3, 0], [0, 0, 0, -1, -2]]
+    assert batch.response_places.tolist() == [1, 2, 3, 8, 9]
+    assert batch.support.lengths.tolist() == [2, 0, 1, 3, 1]
+    assert batch.support.ids.tolist() == [5, 9, 7, 0, 8, 11, 9]
+    assert batch.temperature.tolist() == [0.5, 2.0]
+    assert batch.sample_index.tolist() == [1, 3]
+    assert (batch.prompt_id, batch.metadata, batch.text) == (["p", "p"], ['{"answer": 1}'] * 2, ["x", "x"])
+    assert (len(batch), batch.vocab_size) == (2, VOCAB_SIZE)
+
+
+def test_dtypes(rollouts: list[Rollout]) -> None:
+    """Ids are int64 as embeddings want them, masks bool, the rest float32."""
+    batch = collate(rollouts)
+    assert batch.input_ids.dtype == batch.sample_index.dtype == batch.support.offsets.dtype == torch.int64
+    assert batch.attention_mask.dtype == batch.response_mask.dtype == torch.bool
+    assert batch.logprobs.dtype == batch.temperature.dtype == torch.float32
+    assert batch.support.ids.dtype == torch.int32
+
+
+def expected_logprobs(batch: RolloutBatch, rollouts: list[Rollout], logits: Tensor) -> Tensor:
+    """Token by token from the definition, in float64."""
+    result = torch.zeros(batch.input_ids.shape, dtype=torch.float64)
+    for b, one in enumerate(rollouts):
+        for t, token in enumerate(one.token_ids.tolist()):
+            place = one.prompt_ids.numel() + t
+            row = one.support[t : t + 1].to_bool(logits.shape[2])[0]
+            z = logits[b, place - 1].double() / one.temperature
+            result[b, place] = z[token] - z[row].logsumexp(0)
+    return result
+
+
+@pytest.mark.parametrize("padding", [0, 5], ids=["equal", "padded vocabulary"])
+def test_support_logprobs(rollouts: list[Rollout], padding: int) -> None:
+    """The logits one place before a token are used, divided by that rollout's temperature; 0 outside the response."""
+    seed = secrets.randbits(32)
+    print(f"seed {seed}")
+    batch = collate(rollouts)
+    logits = torch.randn(2, 5, VOCAB_SIZE + padding, generator=torch.Generator().manual_seed(seed))
+    values = batch.support_logprobs(logits)
+    assert values.dtype == torch.float32
+    torch.testing.assert_close(values.double(), expected_logprobs(batch, rollouts, logits), atol=1e-5, rtol=1e-5)
+    assert (values[~batch.response_mask] == 0).all()
+
+
+def test_gradient_reaches_only_predicting_places(rollouts: list[Rollout]) -> None:
+    """Only logits at t - 1 of a generated token get a gradient, and only inside its support."""
+    batch = collate(rollouts)
+    logits = torch.randn(2, 5, VOCAB_SIZE, requires_grad=True)
+    batch.support_logprobs(logits).sum().backward()
+    assert logits.grad is not None
+    touched = logits.grad.abs().sum(2) > 0
+    # Predicting places are 0, 1, 2 and 2, 3 of the two rows; 2 of the first and 3 of the second predict singletons.
+    assert touched.int().tolist() == [[1, 1, 0, 0, 0], [0, 0, 1, 0, 0]]
+    assert logits.grad[0, 0].nonzero().flatten().tolist() == [5, 9]
+
+
+@pytest.mark.parametrize("shape", [(2, 4, VOCAB_SIZE), (5, VOCAB_SIZE), (2, 5, VOCAB_SIZE - 1)], ids=str)
+def test_logits_must_fit(rollouts: list[Rollout], shape: tuple[int, ...]) -> None:
+    """Logits cut to the response, flattened, or narrower than the vocabulary are refused."""
+    with pytest.raises(UsageError, match=r"logits (are|have)"):
+        collate(rollouts).support_logprobs(torch.zeros(shape))
+
+
+@pytest.mark.parametrize("changed", [False, True], ids=["nothing", "two vocabularies"])
+def test_collate_refuses(rollouts: list[Rollout], changed: bool) -> None:
+    """An empty batch, or rollouts of two models, are refused."""
+    other = replace(rollouts[1], support=replace(rollouts[1].support, vocab_size=99))
+    with pytest.raises(UsageError, match="one vocabulary"):
+        collate([rollouts[0], other] if changed else [])
+
+
+def test_stored_support_logprobs_join(rollouts: list[Rollout]) -> None:
+    """They are joined when every rollout has them, and absent as soon as one has none."""
+    first = replace(rollouts[0], stored_support_logprobs=torch.tensor([-1.0, -2.0, -3.0]))
+    second = replace(rollouts[1], stored_support_logprobs=torch.tensor([-4.0, -5.0, -6.0, -7.0]))
+    joined = collate([first, second]).stored_support_logprobs
+    assert joined is not None
+    assert joined.tolist() == [-1, -2, -3, -4, -5, -6, -7]
+    assert collate([first, rollouts[1]]).stored_support_logprobs is None
+
+
+def test_to_moves_every_tensor(rollouts: list[Rollout]) -> None:
+    """The meta device stands for any other: no tensor of the batch stays behind."""
+    moved = collate(rollouts).to("meta", non_blocking=True)
+    parts = [getattr(moved, field.name) for field in fields(moved)]
+    tensors = [part for part in parts if isinstance(part, Tensor)] + [moved.support.ids, moved.support.offsets]
+    assert len(tensors) == 9
+    assert {tensor.device.type for tensor in tensors} == {"meta"}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_pinned_batches_reach_the_device(
+    make_dataset: Callable[..., Path], make_completion: Callable[..., Completion]
+) -> None:
+    """A DataLoader with pin_memory gives pinned batches, and CUDA computes what the CPU computes."""
+    ds = RolloutDataset(make_dataset([[make_completion(p, 0, full=p == 1) for p in range(3)]]))
+    (batch,) = DataLoader(ds, batch_size=3, collate_fn=collate, pin_memory=True)
+    assert batch.input_ids.is_pinned()
+    assert batch.support.ids.is_pinned()
+    logits = torch.randn(*batch.input_ids.shape, ds.vocab_size)
+    on_device = batch.to("cuda", non_blocking=True).support_logprobs(logits.cuda())
+    torch.testing.assert_close(on_device.cpu(), batch.support_logprobs(logits), atol=1e-5, rtol=1e-5)

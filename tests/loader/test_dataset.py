@@ -1,0 +1,157 @@
+"""RolloutDataset: every row comes back as it was written, in any order, in any process, and damage never does."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from rollgen.errors import DatasetError, UsageError
+from rollgen.loader import Rollout, RolloutDataset, collate
+from rollgen.loader import dataset as dataset_module
+from rollgen.rollouts import Completion
+
+MakeCompletion = Callable[..., Completion]
+MakeDataset = Callable[..., Path]
+
+
+def assert_same(rollout: Rollout, written: Completion) -> None:
+    """Compare every field."""
+    for name in ("prompt_id", "sample_index", "prompt_index", "finish_reason", "stop_reason", "seed", "replayable"):
+        assert getattr(rollout, name) == getattr(written, name), name
+    for name in ("text", "prompt", "metadata"):
+        assert getattr(rollout, name) == getattr(written, name), name
+    for name in ("temperature", "top_p", "min_p", "top_k", "max_tokens"):
+        assert getattr(rollout, name) == np.float32(getattr(written.sampling, name)), name
+    assert rollout.prompt_ids.dtype == rollout.token_ids.dtype == torch.int64
+    np.testing.assert_array_equal(rollout.prompt_ids, written.prompt_token_ids)
+    np.testing.assert_array_equal(rollout.token_ids, written.token_ids)
+    np.testing.assert_array_equal(rollout.logprobs, written.logprobs)
+    assert rollout.support.ids.dtype == torch.int32
+    np.testing.assert_array_equal(rollout.support.ids, written.mask_ids)
+    np.testing.assert_array_equal(rollout.support.offsets, written.mask_offsets)
+
+
+@pytest.fixture
+def written(make_completion: MakeCompletion) -> list[list[Completion]]:
+    """Three shards: mixed lengths, some rows untruncated; a single row; rows long enough for several row groups."""
+    mixed = [make_completion(0, k, tokens=1 + k, full=k == 2) for k in range(5)]
+    long = [make_completion(2, k, tokens=30_000) for k in range(5)]  # two rows pass the 57,344 tokens of a row group
+    return [mixed, [make_completion(1, 0)], long]
+
+
+def test_every_row_round_trips(make_dataset: MakeDataset, written: list[list[Completion]]) -> None:
+    """Rows of all shards and row groups come back in order, bit for bit, from both ends."""
+    ds = RolloutDataset(make_dataset(written))
+    rows = [row for shard in written for row in shard]
+    assert len(ds) == len(rows) == 11
+    for index, row in enumerate(rows):
+        assert_same(ds[index], row)
+        assert_same(ds[index - len(rows)], row)
+    assert ds.vocab_size == ds.manifest.vocab_size == 300
+
+
+def test_support_logprobs_are_parallel_to_the_ids(make_dataset: MakeDataset, make_completion: MakeCompletion) -> None:
+    """Stored support log-probabilities come with the rollout that they belong to."""
+    plain = [make_completion(0, k, tokens=3, full=k == 1) for k in range(3)]
+    rows = [replace(row, support_logprobs=-np.arange(len(row.mask_ids), dtype=np.float32)) for row in plain]
+    ds = RolloutDataset(make_dataset([rows], support_logprobs=True))
+    for index, row in enumerate(rows):
+        stored = ds[index].stored_support_logprobs
+        assert stored is not None
+        np.testing.assert_array_equal(stored, row.support_logprobs)
+
+
+@pytest.mark.parametrize("index", [11, -12, 10**12])
+def test_index_beyond_the_end(make_dataset: MakeDataset, written: list[list[Completion]], index: int) -> None:
+    """IndexError, which ends a `for` loop over the dataset as for a list."""
+    ds = RolloutDataset(make_dataset(written))
+    with pytest.raises(IndexError, match="of 11"):
+        ds[index]
+    assert len(list(ds)) == 11
+
+
+def test_an_empty_dataset_has_no_rows(make_dataset: MakeDataset) -> None:
+    """A run that has not committed yet is a dataset of length 0."""
+    assert len(RolloutDataset(make_dataset([]))) == 0
+
+
+def test_tensors_own_their_memory(make_dataset: MakeDataset, written: list[list[Completion]]) -> None:
+    """Writing into a rollout changes no other reading of the same row: the cache is not shared out."""
+    ds = RolloutDataset(make_dataset(written))
+    first = ds[0]
+    for tensor in (first.token_ids, first.logprobs, first.support.ids, first.support.offsets):
+        tensor.fill_(7)
+    assert_same(ds[0], written[0][0])
+
+
+def test_cache_is_bounded(
+    make_dataset: MakeDataset, make_completion: MakeCompletion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Least recently used row groups leave, and the pickled dataset carries none."""
+    monkeypatch.setattr(dataset_module, "CACHED_ROW_GROUPS", 2)
+    ds = RolloutDataset(make_dataset([[make_completion(p, 0)] for p in range(4)]))
+    for index in (0, 1, 0, 2, 3, 2):
+        assert ds[index].prompt_index == index
+    assert list(ds._cache) == [3, 2]
+    assert not pickle.loads(pickle.dumps(ds))._cache
+
+
+@pytest.mark.parametrize("context", [None, "fork", "spawn"])
+def test_data_loader(make_dataset: MakeDataset, written: list[list[Completion]], context: str | None) -> None:
+    """Workers, forked after a read or spawned, and none give the same batches, each row once."""
+    ds = RolloutDataset(make_dataset(written[:2]))
+    assert ds[0].prompt_id == "p0"  # the parent's cache is warm when it forks
+    loader = DataLoader(
+        ds, batch_size=4, collate_fn=collate, num_workers=2 if context else 0, multiprocessing_context=context
+    )
+    keys = [
+        (prompt, int(sample))
+        for batch in loader
+        for prompt, sample in zip(batch.prompt_id, batch.sample_index, strict=True)
+    ]
+    assert keys == [("p0", 0), ("p0", 1), ("p0", 2), ("p0", 3), ("p0", 4), ("p1", 0)]
+
+
+def test_shuffled_batches_come_in_the_order_asked(make_dataset: MakeDataset, make_completion: MakeCompletion) -> None:
+    """`__getitems__` reads in file order and returns in the caller's, with repeats."""
+    ds = RolloutDataset(make_dataset([[make_completion(p, 0)] for p in range(4)]))
+    assert [rollout.prompt_index for rollout in ds.__getitems__([3, 0, 2, 3])] == [3, 0, 2, 3]
+
+
+def test_unreplayable_rows_are_refused_unless_asked_for(
+    make_dataset: MakeDataset, make_completion: MakeCompletion
+) -> None:
+    """One row with replayable=false in the last row group is enough, and the message says how to take it."""
+    rows = [make_completion(0, k, replayable=k != 3) for k in range(4)]
+    directory = make_dataset([[make_completion(1, 0)], rows])
+    with pytest.raises(UsageError, match=r"part-w0-000001\.parquet: row group 0: 1 samples.*allow_unreplayable=True"):
+        RolloutDataset(directory)
+    ds = RolloutDataset(directory, allow_unreplayable=True)
+    assert [ds[index].replayable for index in range(len(ds))] == [True, True, True, True, False]
+
+
+def test_damage_is_an_error_that_names_file_and_row_group(
+    make_dataset: MakeDataset, make_completion: MakeCompletion
+) -> None:
+    """A bit flipped in the tokens opens (pages are read later), and fails when that row group is read."""
+    directory = make_dataset([[make_completion(0, 0, tokens=500)]])
+    shard = directory / "data" / "part-w0-000000.parquet"
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 4] ^= 1
+    shard.write_bytes(content)
+    ds = RolloutDataset(directory)
+    with pytest.raises(DatasetError, match=r"part-w0-000000\.parquet: row group 0: damaged"):
+        ds[0]
+
+
+def test_missing_directory(tmp_path: Path) -> None:
+    """A wrong path is a DatasetError that names what was looked for."""
+    with pytest.raises(DatasetError, match=r"nowhere/rollgen\.json: not found"):
+        RolloutDataset(tmp_path / "nowhere")
