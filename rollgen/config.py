@@ -29,6 +29,7 @@ Capture = Literal["auto", "native", "logprobs"]
 ENV_PREFIX = "ROLLGEN_"
 EMBEDDED_MODEL = Path(".cache/smollm2")
 """Where `make model` puts the demo model; used when no model is named."""
+INT32_MAX = 2**31 - 1
 MIN_TEMPERATURE = 0.01
 """vLLM raises a smaller positive temperature to this (`vllm/sampling_params.py`, `_MAX_TEMP`)."""
 
@@ -74,7 +75,7 @@ class RunConfig(BaseModel):
         1.0, gt=0, le=2, description="In (0, 2]; divides the logits."
     )
     top_k: Annotated[int, Key("identity", panel="Sampling")] = Field(
-        50, ge=-1, description="Keep the k most likely ids; 0 or -1 is off."
+        50, ge=-1, le=INT32_MAX, description="Keep the k most likely ids; 0 or -1 is off."
     )
     top_p: Annotated[float, Key("identity", panel="Sampling")] = Field(
         0.95, gt=0, le=1, description="Keep the smallest set with this probability mass; 1 is off."
@@ -83,10 +84,10 @@ class RunConfig(BaseModel):
         0.0, ge=0, le=1, description="Drop ids below this share of the most likely one; 0 is off."
     )
     max_tokens: Annotated[int, Key("identity", ("--max-tokens", "--max-new-tokens"), "Sampling")] = Field(
-        1024, ge=1, description="Generated tokens at most, clamped to the context."
+        1024, ge=1, le=INT32_MAX, description="Generated tokens at most, clamped to the context."
     )
     n: Annotated[int, Key("growth", ("--n", "--num-samples"), "Sampling")] = Field(
-        1, ge=1, description="Samples per prompt."
+        1, ge=1, le=INT32_MAX, description="Samples per prompt."
     )
     seed: Annotated[int, Key("identity", panel="Sampling")] = Field(
         0, ge=0, lt=2**63, description="Run seed; each sample's own seed is a hash of it, the prompt id and k."

@@ -152,14 +152,16 @@ def generate(
     holds = inspect_directory(out)
     check_start(out, holds, resume=resume, clean=clean)
     created = not out.exists()
+    plan_path = out / f".tmp-{WRITER}-plan.parquet"
     try:
         with WriterSlot(out, WRITER) as slot:
             reporter.phase("check")
-            preflight = plan_run(files, config, out / f".tmp-{WRITER}-plan.parquet")
+            preflight = plan_run(files, config, plan_path)
             if holds is Holds.RUN and resume:
                 preflight = continue_run(preflight, out)
             return asyncio.run(_Run(slot, preflight, holds, reporter).run(make_engine))
     except BaseException:
+        plan_path.unlink(missing_ok=True)
         if created and inspect_directory(out) is Holds.NOTHING:
             shutil.rmtree(out)  # the empty frame that this call made
         raise

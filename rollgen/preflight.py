@@ -32,7 +32,7 @@ from rollgen.format.manifest import (
 from rollgen.format.schema import PLAN_FILE, TOKENIZER_DIR
 from rollgen.prompts.model import ModelInfo, load_model_info
 from rollgen.prompts.plan import Plan, check_growth
-from rollgen.prompts.preflight import PlanSummary, write_plan
+from rollgen.prompts.planner import PlanSummary, write_plan
 
 _REPLACED_KEYS = frozenset(
     {"model", "revision", "tokenizer", "trust_remote_code", "chat_template", "capture", "engine_arg", "max_model_len"}

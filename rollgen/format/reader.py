@@ -114,9 +114,9 @@ def open_dataset(directory: Path) -> StoredDataset:
         for path in list_shards(directory)
         if path.name not in journal.retired
     )
-    present = {shard.path.name for shard in shards}
-    for name in sorted(journal.committed.keys() - present):
-        raise DatasetError(f"{directory / DATA_DIR / name}: missing, though committed; {_REMAKE}")
+    missing = sorted(journal.committed.keys() - {shard.path.name for shard in shards})
+    if missing:
+        raise DatasetError(f"{directory / DATA_DIR / missing[0]}: missing, though committed; {_REMAKE}")
     return StoredDataset(directory, manifest, shards)
 
 

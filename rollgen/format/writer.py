@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
@@ -62,15 +63,25 @@ def write_parquet(path: Path, completions: Sequence[Completion], schema: pa.Sche
 class ShardWriter:
     """Buffers completions of one writer and commits them as shards. Use as a context manager.
 
+    `commit_interval` is in seconds; `max_buffer_bytes` of complete groups are written before it ends.
+
     Leaving the block commits everything that was added, also when it is left by an exception: what an engine finished
     before it died is kept. Completions must have passed `invariants.find_problem`.
     """
 
-    def __init__(self, slot: WriterSlot, manifest: Manifest, *, commit_interval: float) -> None:
+    def __init__(
+        self,
+        slot: WriterSlot,
+        manifest: Manifest,
+        *,
+        commit_interval: float,
+        max_buffer_bytes: int = MAX_BUFFER_BYTES,
+    ) -> None:
         self._slot = slot
         self._schema = shard_schema(support_logprobs=manifest.support_logprobs).with_metadata(footer_metadata(manifest))
         self.vocab_size = manifest.vocab_size
         self._commit_interval = commit_interval
+        self._max_buffer_bytes = max_buffer_bytes
         self._open: dict[int, list[Completion]] = {}
         self._complete: list[Completion] = []
         self._complete_bytes = self._open_bytes = 0
@@ -103,14 +114,14 @@ class ShardWriter:
         self._open_bytes -= size
         self._complete_bytes += size
         self._complete += group
-        if self._complete_bytes >= MAX_BUFFER_BYTES:
+        if self._complete_bytes >= self._max_buffer_bytes:
             self._commit(self._take_complete())
 
     def tick(self) -> None:
         """Commit what is due by time or size; call about once a second. Raises what the writing thread raised."""
         self._collect(wait=False)
         due = time.monotonic() - self._last_commit >= self._commit_interval
-        if due or self._open_bytes + self._complete_bytes >= 2 * MAX_BUFFER_BYTES:
+        if due or self._open_bytes + self._complete_bytes >= 2 * self._max_buffer_bytes:
             self._commit(self._take_all())
 
     def flush(self) -> None:
@@ -145,15 +156,15 @@ class ShardWriter:
     def _write_shard(self, completions: list[Completion]) -> JournalLine:
         temporary = self._slot.temporary()
         try:
-            write_parquet(temporary, completions, self._schema)
-            verify_shard(temporary)
-            return self._slot.publish(
-                temporary,
-                rows=len(completions),
-                tokens=sum(len(c.token_ids) for c in completions),
-                mask_ids=sum(len(c.mask_ids) for c in completions),
-            )
+            with ExitStack() as on_exit:
+                on_exit.callback(temporary.unlink, missing_ok=True)  # published, it has its final name; else worthless
+                write_parquet(temporary, completions, self._schema)
+                verify_shard(temporary)
+                return self._slot.publish(
+                    temporary,
+                    rows=len(completions),
+                    tokens=sum(len(c.token_ids) for c in completions),
+                    mask_ids=sum(len(c.mask_ids) for c in completions),
+                )
         except OSError as error:
             raise DatasetError(f"{temporary}: cannot be written: {error.strerror or error}") from error
-        finally:
-            temporary.unlink(missing_ok=True)  # published, it has its final name; failed, it is worth nothing

@@ -11,7 +11,7 @@ decide, so a collision of hashes refuses nothing.
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,12 +19,17 @@ import numpy as np
 from rollgen.prompts.rows import hash64
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     import numpy.typing as npt
 
     from rollgen.prompts.readers import Line
     from rollgen.prompts.rows import BadRow, Row
+
+
+def hash_id(prompt_id: str) -> int:
+    """64 bits of an id."""
+    return hash64(prompt_id.encode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +55,8 @@ class Duplicate:
 class IdTable:
     """Names every row of a plan. Add the rows in order, call `freeze`, then look names up by row number."""
 
-    def __init__(self) -> None:
+    def __init__(self, hash_id: Callable[[str], int] = hash_id) -> None:
+        self._hash_id = hash_id
         self._hashes = array("Q")
         self._given = array("B")
         self._occurrences: npt.NDArray[np.int32] = np.empty(0, np.int32)
@@ -66,7 +72,7 @@ class IdTable:
     def add(self, row: Row | BadRow) -> None:
         """Take the next row into account."""
         given = row.prompt_id is not None
-        self._hashes.append(_id_hash(row.prompt_id) if row.prompt_id is not None else row.content_hash)
+        self._hashes.append(self._hash_id(row.prompt_id) if row.prompt_id is not None else row.content_hash)
         self._given.append(given)
 
     def freeze(self) -> None:
@@ -89,31 +95,33 @@ class IdTable:
         if not suspects.size:
             return
         first: dict[str, Line] = {}
-        renamed: set[str] = set()
+        numbers: dict[str, int] = {}
         for index, (line, row) in enumerate(rows):
             name = self.name(index, row)
-            if not _contains(suspects, _id_hash(name)):
+            if not _contains(suspects, self._hash_id(name)):
                 continue
             if name not in first:
-                first[name] = line
+                first[name] = replace(line, data=b"")  # the place is all that is needed
                 continue
-            free_name = _free_name(name, hashes, renamed)
-            renamed.add(free_name)
-            yield index, line, Duplicate(free_name, first[name], is_generated=row.prompt_id is None)
+            numbers[name] = self._free_number(name, numbers.get(name, 2), hashes)
+            yield index, line, Duplicate(f"{name}#{numbers[name]}", first[name], is_generated=row.prompt_id is None)
+            numbers[name] += 1
 
     def _final_hashes(self) -> npt.NDArray[np.uint64]:
         """uint64 [rows], a copy: the hash of each id as text, given or generated."""
         hashes = np.array(self._hashes, np.uint64)
         for index in np.flatnonzero(np.frombuffer(self._given, np.uint8) == 0):
-            hashes[index] = _id_hash(self._generated_id(index))
+            hashes[index] = self._hash_id(self._generated_id(index))
         return hashes
+
+    def _free_number(self, name: str, number: int, hashes: npt.NDArray[np.uint64]) -> int:
+        """The first from `number` on with which `name#number` is no row's id: an absent hash is an absent id."""
+        while _contains(hashes, self._hash_id(f"{name}#{number}")):
+            number += 1
+        return number
 
     def _generated_id(self, index: int) -> str:
         return f"{self._hashes[index]:016x}-{self._occurrences[index]}"
-
-
-def _id_hash(prompt_id: str) -> int:
-    return hash64(prompt_id.encode())
 
 
 def _occurrences(hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int32]:
@@ -130,11 +138,3 @@ def _occurrences(hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int32]:
 def _contains(ordered: npt.NDArray[np.uint64], value: int) -> bool:
     position = np.searchsorted(ordered, np.uint64(value))
     return bool(position < ordered.size and ordered[position] == np.uint64(value))
-
-
-def _free_name(name: str, hashes: npt.NDArray[np.uint64], renamed: set[str]) -> str:
-    """`name#2`, or the next number that no row has: an id whose hash is absent is certainly absent."""
-    number = 2
-    while (candidate := f"{name}#{number}") in renamed or _contains(hashes, _id_hash(candidate)):
-        number += 1
-    return candidate

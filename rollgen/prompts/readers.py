@@ -89,7 +89,10 @@ class PromptFiles:
 
 
 def parse_object(data: bytes) -> tuple[dict[str, Any], str]:
-    """A line's JSON object and the line as text. Raises ValueError saying what is wrong and what to do."""
+    """A line's JSON object and the line as text. Raises ValueError saying what is wrong and what to do.
+
+    Raises RecursionError for JSON nested some hundred levels deep.
+    """
     try:
         text = data.decode("utf-8")
         fields = _DECODER.decode(text)
@@ -97,8 +100,6 @@ def parse_object(data: bytes) -> tuple[dict[str, Any], str]:
         raise ValueError(f"not UTF-8 at byte {error.start + 1}; save the file as UTF-8") from None
     except JSONDecodeError as error:
         raise ValueError(f"broken JSON: {error.msg} at column {error.colno}; write one JSON object a line") from None
-    except RecursionError:
-        raise ValueError("JSON nested too deeply; flatten it or keep it as a string") from None
     if not isinstance(fields, dict):
         raise ValueError(f"a JSON {_JSON_TYPES[type(fields)]}, not an object; write one JSON object a line")
     return fields, text

@@ -104,16 +104,36 @@ class BadRow:
 def parse_row(data: bytes, rules: RowRules) -> Row | BadRow:
     """Check one line against all rules. Every problem of the row is reported, not only the first."""
     try:
+        return _parse(data, rules)
+    except RecursionError:  # in whichever step met Python's limit first
+        return _unreadable(data, rules, "JSON nested too deeply; flatten it or keep it as a string")
+
+
+def hash64(data: bytes) -> int:
+    """The first 8 bytes of the SHA-256, big endian."""
+    return int.from_bytes(hashlib.sha256(data).digest()[:8], "big")
+
+
+def _unreadable(data: bytes, rules: RowRules, problem: str) -> BadRow:
+    return BadRow(None, _line_hash(data), rules.run, (problem,))
+
+
+def _line_hash(data: bytes) -> int:
+    return hash64(b"line\n" + data)
+
+
+def _parse(data: bytes, rules: RowRules) -> Row | BadRow:
+    try:
         fields, text = parse_object(data)
     except ValueError as error:
-        return BadRow(None, hash64(b"line\n" + data), rules.run, (str(error),))
+        return _unreadable(data, rules, str(error))
     fields = {name: value for name, value in fields.items() if value is not None or name not in _NULLABLE_KEYS}
     problems: list[str] = []
     prompt_id = _take_id(fields, rules.id_column, problems)
     name, kind, value = _take_prompt(fields, rules, problems)
     parameters = take_parameters(fields, rules.run, rules.vocab_size, problems)
     if problems:
-        return BadRow(prompt_id, hash64(b"line\n" + data), parameters, tuple(problems))
+        return BadRow(prompt_id, _line_hash(data), parameters, tuple(problems))
     members = member_texts(text) if fields or kind == "messages" else {}
     return Row(
         prompt_id=prompt_id,
@@ -123,11 +143,6 @@ def parse_row(data: bytes, rules: RowRules) -> Row | BadRow:
         parameters=parameters,
         metadata="{" + ", ".join(": ".join(members[key]) for key in fields) + "}" if fields else None,
     )
-
-
-def hash64(data: bytes) -> int:
-    """The first 8 bytes of the SHA-256, big endian."""
-    return int.from_bytes(hashlib.sha256(data).digest()[:8], "big")
 
 
 def _content_hash(kind: Kind, value: object) -> int:

@@ -25,7 +25,7 @@ _OWN_ARGUMENTS = frozenset(
     {"chat_template", "tokenize", "add_generation_prompt", "continue_final_message", "return_dict", "conversation"}
 )
 """Arguments of `apply_chat_template` that are ours; all others go to the template."""
-_RENDER_ERRORS = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
+_RENDER_ERRORS = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
 """What Jinja and the Python expressions inside a template raise for a chat they do not accept."""
 
 

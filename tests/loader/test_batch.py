@@ -155,10 +155,10 @@ def test_to_moves_every_tensor(rollouts: list[Rollout]) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_pinned_batches_reach_the_device(
-    make_dataset: Callable[..., Path], make_completion: Callable[..., Completion]
+    write_shards: Callable[..., Path], make_completion: Callable[..., Completion]
 ) -> None:
     """A DataLoader with pin_memory gives pinned batches, and CUDA computes what the CPU computes."""
-    ds = RolloutDataset(make_dataset([[make_completion(p, 0, full=p == 1) for p in range(3)]]))
+    ds = RolloutDataset(write_shards([[make_completion(p, 0, full=p == 1) for p in range(3)]]))
     (batch,) = DataLoader(ds, batch_size=3, collate_fn=collate, pin_memory=True)
     assert batch.input_ids.is_pinned()
     assert batch.support.ids.is_pinned()

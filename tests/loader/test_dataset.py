@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,7 @@ from rollgen.loader import dataset as dataset_module
 from rollgen.rollouts import Completion
 
 MakeCompletion = Callable[..., Completion]
-MakeDataset = Callable[..., Path]
+WriteShards = Callable[..., Path]
 
 
 def assert_same(rollout: Rollout, written: Completion) -> None:
@@ -46,22 +45,21 @@ def written(make_completion: MakeCompletion) -> list[list[Completion]]:
     return [mixed, [make_completion(1, 0)], long]
 
 
-def test_every_row_round_trips(make_dataset: MakeDataset, written: list[list[Completion]]) -> None:
+def test_every_row_round_trips(write_shards: WriteShards, written: list[list[Completion]]) -> None:
     """Rows of all shards and row groups come back in order, bit for bit, from both ends."""
-    ds = RolloutDataset(make_dataset(written))
+    ds = RolloutDataset(write_shards(written))
     rows = [row for shard in written for row in shard]
     assert len(ds) == len(rows) == 11
     for index, row in enumerate(rows):
         assert_same(ds[index], row)
         assert_same(ds[index - len(rows)], row)
-    assert ds.vocab_size == ds.manifest.vocab_size == 300
+    assert ds.vocab_size == ds.manifest.vocab_size == 512
 
 
-def test_support_logprobs_are_parallel_to_the_ids(make_dataset: MakeDataset, make_completion: MakeCompletion) -> None:
+def test_support_logprobs_are_parallel_to_the_ids(write_shards: WriteShards, make_completion: MakeCompletion) -> None:
     """Stored support log-probabilities come with the rollout that they belong to."""
-    plain = [make_completion(0, k, tokens=3, full=k == 1) for k in range(3)]
-    rows = [replace(row, support_logprobs=-np.arange(len(row.mask_ids), dtype=np.float32)) for row in plain]
-    ds = RolloutDataset(make_dataset([rows], support_logprobs=True))
+    rows = [make_completion(0, k, tokens=3, full=k == 1, support_logprobs=True) for k in range(3)]
+    ds = RolloutDataset(write_shards([rows], support_logprobs=True))
     for index, row in enumerate(rows):
         stored = ds[index].stored_support_logprobs
         assert stored is not None
@@ -69,22 +67,22 @@ def test_support_logprobs_are_parallel_to_the_ids(make_dataset: MakeDataset, mak
 
 
 @pytest.mark.parametrize("index", [11, -12, 10**12])
-def test_index_beyond_the_end(make_dataset: MakeDataset, written: list[list[Completion]], index: int) -> None:
+def test_index_beyond_the_end(write_shards: WriteShards, written: list[list[Completion]], index: int) -> None:
     """IndexError, which ends a `for` loop over the dataset as for a list."""
-    ds = RolloutDataset(make_dataset(written))
+    ds = RolloutDataset(write_shards(written))
     with pytest.raises(IndexError, match="of 11"):
         ds[index]
     assert len(list(ds)) == 11
 
 
-def test_an_empty_dataset_has_no_rows(make_dataset: MakeDataset) -> None:
+def test_an_empty_dataset_has_no_rows(write_shards: WriteShards) -> None:
     """A run that has not committed yet is a dataset of length 0."""
-    assert len(RolloutDataset(make_dataset([]))) == 0
+    assert len(RolloutDataset(write_shards([]))) == 0
 
 
-def test_tensors_own_their_memory(make_dataset: MakeDataset, written: list[list[Completion]]) -> None:
+def test_tensors_own_their_memory(write_shards: WriteShards, written: list[list[Completion]]) -> None:
     """Writing into a rollout changes no other reading of the same row: the cache is not shared out."""
-    ds = RolloutDataset(make_dataset(written))
+    ds = RolloutDataset(write_shards(written))
     first = ds[0]
     for tensor in (first.token_ids, first.logprobs, first.support.ids, first.support.offsets):
         tensor.fill_(7)
@@ -92,11 +90,11 @@ def test_tensors_own_their_memory(make_dataset: MakeDataset, written: list[list[
 
 
 def test_cache_is_bounded(
-    make_dataset: MakeDataset, make_completion: MakeCompletion, monkeypatch: pytest.MonkeyPatch
+    write_shards: WriteShards, make_completion: MakeCompletion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Least recently used row groups leave, and the pickled dataset carries none."""
     monkeypatch.setattr(dataset_module, "CACHED_ROW_GROUPS", 2)
-    ds = RolloutDataset(make_dataset([[make_completion(p, 0)] for p in range(4)]))
+    ds = RolloutDataset(write_shards([[make_completion(p, 0)] for p in range(4)]))
     for index in (0, 1, 0, 2, 3, 2):
         assert ds[index].prompt_index == index
     assert list(ds._cache) == [3, 2]
@@ -104,9 +102,9 @@ def test_cache_is_bounded(
 
 
 @pytest.mark.parametrize("context", [None, "fork", "spawn"])
-def test_data_loader(make_dataset: MakeDataset, written: list[list[Completion]], context: str | None) -> None:
+def test_data_loader(write_shards: WriteShards, written: list[list[Completion]], context: str | None) -> None:
     """Workers, forked after a read or spawned, and none give the same batches, each row once."""
-    ds = RolloutDataset(make_dataset(written[:2]))
+    ds = RolloutDataset(write_shards(written[:2]))
     assert ds[0].prompt_id == "p0"  # the parent's cache is warm when it forks
     loader = DataLoader(
         ds, batch_size=4, collate_fn=collate, num_workers=2 if context else 0, multiprocessing_context=context
@@ -119,18 +117,18 @@ def test_data_loader(make_dataset: MakeDataset, written: list[list[Completion]],
     assert keys == [("p0", 0), ("p0", 1), ("p0", 2), ("p0", 3), ("p0", 4), ("p1", 0)]
 
 
-def test_shuffled_batches_come_in_the_order_asked(make_dataset: MakeDataset, make_completion: MakeCompletion) -> None:
+def test_shuffled_batches_come_in_the_order_asked(write_shards: WriteShards, make_completion: MakeCompletion) -> None:
     """`__getitems__` reads in file order and returns in the caller's, with repeats."""
-    ds = RolloutDataset(make_dataset([[make_completion(p, 0)] for p in range(4)]))
+    ds = RolloutDataset(write_shards([[make_completion(p, 0)] for p in range(4)]))
     assert [rollout.prompt_index for rollout in ds.__getitems__([3, 0, 2, 3])] == [3, 0, 2, 3]
 
 
 def test_unreplayable_rows_are_refused_unless_asked_for(
-    make_dataset: MakeDataset, make_completion: MakeCompletion
+    write_shards: WriteShards, make_completion: MakeCompletion
 ) -> None:
     """One row with replayable=false in the last row group is enough, and the message says how to take it."""
     rows = [make_completion(0, k, replayable=k != 3) for k in range(4)]
-    directory = make_dataset([[make_completion(1, 0)], rows])
+    directory = write_shards([[make_completion(1, 0)], rows])
     with pytest.raises(UsageError, match=r"part-w0-000001\.parquet: row group 0: 1 samples.*allow_unreplayable=True"):
         RolloutDataset(directory)
     ds = RolloutDataset(directory, allow_unreplayable=True)
@@ -138,10 +136,10 @@ def test_unreplayable_rows_are_refused_unless_asked_for(
 
 
 def test_damage_is_an_error_that_names_file_and_row_group(
-    make_dataset: MakeDataset, make_completion: MakeCompletion
+    write_shards: WriteShards, make_completion: MakeCompletion
 ) -> None:
     """A bit flipped in the tokens opens (pages are read later), and fails when that row group is read."""
-    directory = make_dataset([[make_completion(0, 0, tokens=500)]])
+    directory = write_shards([[make_completion(0, 0, tokens=500)]])
     shard = directory / "data" / "part-w0-000000.parquet"
     content = bytearray(shard.read_bytes())
     content[len(content) // 4] ^= 1

@@ -12,7 +12,7 @@ from models.tiny import make_tiny_model
 from rollgen.config import RunConfig
 from rollgen.prompts.model import ModelInfo, load_model_info
 from rollgen.prompts.plan import Plan
-from rollgen.prompts.preflight import PlanSummary, write_plan
+from rollgen.prompts.planner import PlanSummary, write_plan
 from rollgen.rollouts import Prompt
 
 

@@ -17,12 +17,12 @@ PARAMETERS = Parameters(Sampling(), n=1, seed=0)
 def name_rows(tmp_path):
     """`name_rows([id, ...])`: names and duplicates of rows; an int stands for a row without an id, with that hash."""
 
-    def name(given):
+    def name(given, hash_id=ids.hash_id):
         rows = [
             Row(None if isinstance(i, int) else i, i if isinstance(i, int) else 0, "", "", PARAMETERS, None)
             for i in given
         ]
-        table = IdTable()
+        table = IdTable(hash_id)
         for row in rows:
             table.add(row)
         table.freeze()
@@ -59,11 +59,9 @@ def test_a_made_id_may_collide_with_a_given_one(name_rows):
     assert "the id made for this row" in duplicates[1].problem(full_path=True)
 
 
-def test_colliding_hashes_refuse_nothing(name_rows, monkeypatch):
-    """With one hash for all ids, texts alone must decide."""
-    monkeypatch.setattr(ids, "_id_hash", lambda prompt_id: 7)
-    monkeypatch.setattr(ids, "_free_name", lambda name, hashes, renamed: f"{name}#2")
-    names, duplicates = name_rows(["a", "b", "c", "b"])
+def test_colliding_hashes_refuse_nothing(name_rows):
+    """With the length for a hash, all four ids collide, and the texts decide."""
+    names, duplicates = name_rows(["a", "b", "c", "b"], hash_id=len)
     assert names == ["a", "b", "c", "b#2"]
     assert list(duplicates) == [3]
 

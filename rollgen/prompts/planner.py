@@ -25,7 +25,7 @@ from rollgen.prompts.tokens import PromptEncoder
 from rollgen.rollouts import Prompt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from rollgen.config import RunConfig
@@ -143,14 +143,16 @@ def _identify(lines: PromptFiles, rules: RowRules, report: _Report) -> tuple[IdT
     return ids, duplicates
 
 
-def _groups(lines: PromptFiles) -> Iterator[list[Line]]:
-    """Lines in runs of `_GROUP_ROWS`, or fewer when they are long."""
+def _groups(
+    lines: Iterable[Line], *, max_rows: int = _GROUP_ROWS, max_bytes: int = _GROUP_BYTES
+) -> Iterator[list[Line]]:
+    """Lines in runs of `max_rows`, or fewer when they are long: a run ends with the line that reaches `max_bytes`."""
     group: list[Line] = []
     size = 0
     for line in lines:
         group.append(line)
         size += len(line.data)
-        if len(group) == _GROUP_ROWS or size >= _GROUP_BYTES:
+        if len(group) == max_rows or size >= max_bytes:
             yield group
             group, size = [], 0
     if group:

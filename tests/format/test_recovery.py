@@ -1,0 +1,298 @@
+"""Every crash point of the commit protocol, and every kind of damage: what `recover` makes of it.
+
+The dataset has four prompts of two samples in two shards: shard 0 holds prompts 0 and 1, shard 1 holds 2 and 3. A crash
+is made by leaving exactly the files that a kill at that point leaves.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from rollgen.config import digest
+from rollgen.errors import DatasetError
+from rollgen.format.commit import JournalLine, WriterSlot, read_journal
+from rollgen.format.manifest import Manifest
+from rollgen.format.reader import verify_shard
+from rollgen.format.recovery import recover
+from rollgen.format.writer import ShardWriter
+from rollgen.rollouts import Completion
+
+MakeCompletion = Callable[..., Completion]
+MakeManifest = Callable[..., Manifest]
+OFFSETS = np.array([0, 2, 4, 6, 8])
+ALL, SHARD_0_ONLY, SHARD_1_ONLY = [True] * 8, [True] * 4 + [False] * 4, [False] * 4 + [True] * 4
+
+
+class Stored(NamedTuple):
+    """The dataset, and where its parts are."""
+
+    directory: Path
+    digest: str
+    lines: list[JournalLine]
+
+    @property
+    def journal(self) -> Path:
+        return self.directory / "journal" / "w0.jsonl"
+
+    def shard(self, index: int) -> Path:
+        return self.directory / "data" / f"part-w0-{index:06d}.parquet"
+
+    def forget_last_line(self) -> None:
+        """As if the process died before it appended to the journal."""
+        self.journal.write_bytes(self.journal.read_bytes().splitlines(keepends=True)[0])
+
+    def recover(self, offsets: np.ndarray = OFFSETS) -> tuple[list[bool], tuple[str, ...]]:
+        with WriterSlot(self.directory, "w0") as slot:
+            recovery = recover(slot, self.digest, offsets)
+        return recovery.done.tolist(), recovery.findings
+
+
+@pytest.fixture
+def stored(tmp_path: Path, make_dataset: Callable[..., Path], make_manifest: MakeManifest) -> Stored:
+    """Two shards, committed."""
+    directory = make_dataset(tmp_path / "run", shards=2, prompts=2, n=2)
+    return Stored(directory, make_manifest().config_digest, list(read_journal(directory).committed.values()))
+
+
+def assert_stable(stored: Stored, done: list[bool]) -> None:
+    """A second recovery finds the same, and nothing to report: the first has settled it."""
+    assert stored.recover() == (done, ())
+
+
+def test_nothing_happened(stored: Stored) -> None:
+    """All is done; nothing is written."""
+    before = stored.journal.read_bytes()
+    assert stored.recover() == (ALL, ())
+    assert stored.journal.read_bytes() == before
+
+
+def test_nothing_stored(tmp_path: Path) -> None:
+    """A run that was killed before its first commit owes everything."""
+    with WriterSlot(tmp_path, "w0") as slot:
+        recovery = recover(slot, digest({}), OFFSETS)
+    assert (recovery.done.tolist(), recovery.findings) == ([False] * 8, ())
+
+
+def test_plan_has_grown(stored: Stored) -> None:
+    """n = 3 and a fifth prompt: the third sample of each prompt, and all of the last, are owed."""
+    done, findings = stored.recover(np.array([0, 3, 6, 9, 12, 15]))
+    assert done == [True, True, False] * 4 + [False] * 3
+    assert findings == ()
+
+
+def test_killed_while_writing_the_temporary_file(stored: Stored) -> None:
+    """The leftover is removed and nothing is lost but what it held."""
+    leftover = stored.directory / "data" / ".tmp-w0-000002"
+    leftover.write_bytes(stored.shard(0).read_bytes()[:500])
+    assert stored.recover() == (ALL, ())
+    assert not leftover.exists()
+
+
+@pytest.mark.parametrize("temporary_name_left", [False, True])
+def test_killed_between_link_and_journal(stored: Stored, temporary_name_left: bool) -> None:
+    """The shard is complete: it is verified, counted and given the line that it should have had."""
+    stored.forget_last_line()
+    if temporary_name_left:
+        os.link(stored.shard(1), stored.directory / "data" / ".tmp-w0-000001")
+    done, [finding] = stored.recover()
+    assert done == ALL
+    assert finding == f"{stored.shard(1)}: committed without its journal line (a crash); verified and added"
+    assert list(read_journal(stored.directory).committed.values()) == stored.lines
+    assert sorted(path.name for path in (stored.directory / "data").iterdir()) == [
+        "part-w0-000000.parquet",
+        "part-w0-000001.parquet",
+    ]
+    assert_stable(stored, ALL)
+
+
+@pytest.mark.parametrize("kept", [1, 100, -1], ids=["a byte", "a third", "all but the newline"])
+def test_killed_while_appending_to_the_journal(stored: Stored, kept: int) -> None:
+    """A torn line says nothing, even if only its newline is missing: the same as no line."""
+    first, second = stored.journal.read_bytes().splitlines(keepends=True)
+    stored.journal.write_bytes(first + second[:kept])
+    done, [finding] = stored.recover()
+    assert done == ALL
+    assert "verified and added" in finding
+    assert list(read_journal(stored.directory).committed.values()) == stored.lines
+    assert_stable(stored, ALL)
+
+
+def test_shard_lost(stored: Stored) -> None:
+    """Journaled but gone: retired, its samples are owed, and its name is not used again."""
+    stored.shard(1).unlink()
+    done, [finding] = stored.recover()
+    assert done == SHARD_0_ONLY
+    assert finding == f"{stored.shard(1)}: missing; its samples are owed again"
+    assert read_journal(stored.directory).retired == {"part-w0-000001.parquet"}
+    assert_stable(stored, SHARD_0_ONLY)
+    with WriterSlot(stored.directory, "w0") as slot:
+        assert slot.temporary().name == ".tmp-w0-000002"
+
+
+def flip(path: Path, position: int, bit: int = 0) -> None:
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1 << bit
+    path.write_bytes(content)
+
+
+def flip_key_page(path: Path) -> None:
+    """In the data of a page of sample_index."""
+    chunk = pq.read_metadata(path).row_group(0).column(1)
+    assert chunk.path_in_schema == "sample_index"
+    flip(path, chunk.data_page_offset + chunk.total_compressed_size - 1)
+
+
+def flip_mask_page(path: Path) -> None:
+    """In the data of a page of sampling_mask."""
+    row_group = pq.read_metadata(path).row_group(0)
+    [chunk] = [
+        row_group.column(index)
+        for index in range(row_group.num_columns)
+        if row_group.column(index).path_in_schema.startswith("sampling_mask")
+    ]
+    flip(path, chunk.data_page_offset + chunk.total_compressed_size - 1)
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "empty": lambda path: path.write_bytes(b""),
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[:-100]),
+    "longer": lambda path: path.write_bytes(path.read_bytes() + b"\0" * 16),
+    "zeros": lambda path: path.write_bytes(bytes(path.stat().st_size)),
+    "footer bit": lambda path: flip(path, -100),
+    "footer length bit": lambda path: flip(path, -8),
+    "magic bit": lambda path: flip(path, -1),
+    "key page bit": flip_key_page,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_damaged_shard(stored: Stored, damage: Callable[[Path], object]) -> None:
+    """Set aside whole and retired; its samples are owed, the other shard's are not."""
+    damage(stored.shard(1))
+    content = stored.shard(1).read_bytes()
+    done, [finding] = stored.recover()
+    assert done == SHARD_0_ONLY
+    assert finding.startswith(f"{stored.shard(1)}: ")
+    assert finding.endswith("moved to quarantine/, its samples are owed again")
+    assert "\n" not in finding
+    assert (stored.directory / "quarantine" / stored.shard(1).name).read_bytes() == content
+    assert read_journal(stored.directory).retired == {stored.shard(1).name}
+    assert_stable(stored, SHARD_0_ONLY)
+
+
+# Not "longer" nor "footer bit": without a journal line nothing says how long the file was, or what its footer held.
+UNVOUCHED = {name: DAMAGE[name] for name in DAMAGE if name not in ("longer", "footer bit")} | {
+    "mask page bit": flip_mask_page
+}
+
+
+@pytest.mark.parametrize("damage", UNVOUCHED.values(), ids=UNVOUCHED)
+def test_damaged_shard_without_a_journal_line(stored: Stored, damage: Callable[[Path], object]) -> None:
+    """Nobody vouches for it, so all of it is read; then the same as above, also for a page no resume would look at."""
+    stored.forget_last_line()
+    damage(stored.shard(1))
+    done, [finding] = stored.recover()
+    assert done == SHARD_0_ONLY
+    assert "moved to quarantine/" in finding
+    assert_stable(stored, SHARD_0_ONLY)
+
+
+def test_damage_in_a_page_is_found_when_it_is_read(stored: Stored) -> None:
+    """Of a journaled shard, recovery reads the keys only, to be quick; whoever reads the mask is refused."""
+    flip_mask_page(stored.shard(1))
+    assert stored.recover() == (ALL, ())
+    with pytest.raises(DatasetError, match=r"part-w0-000001\.parquet: row group 0: damaged"):
+        verify_shard(stored.shard(1))
+
+
+def write_shard(directory: Path, manifest: Manifest, rows: list[Completion], writer: str = "w0") -> None:
+    with WriterSlot(directory, writer) as slot, ShardWriter(slot, manifest, commit_interval=1) as shard_writer:
+        for row in rows:
+            shard_writer.add(row)
+
+
+def test_shard_of_another_dataset(
+    stored: Stored, tmp_path: Path, make_manifest: MakeManifest, make_completion: MakeCompletion
+) -> None:
+    """Copied here, its config digest gives it away: set aside, not counted."""
+    foreign = make_manifest(identity={"top_k": 9}, config_digest=digest({"top_k": 9}))
+    write_shard(tmp_path / "other", foreign, [make_completion(2, 0), make_completion(3, 0)])
+    stored.forget_last_line()
+    os.replace(tmp_path / "other" / "data" / "part-w0-000000.parquet", stored.shard(1))
+    done, [finding] = stored.recover()
+    assert done == SHARD_0_ONLY
+    assert f"belongs to another dataset (config digest {foreign.config_digest[:12]})" in finding
+    assert_stable(stored, SHARD_0_ONLY)
+
+
+def test_file_that_is_no_shard_of_ours(stored: Stored, tmp_path: Path) -> None:
+    """Parquet, but not rollgen's."""
+    stored.forget_last_line()
+    pq.write_table(pq.read_table(stored.shard(1)).replace_schema_metadata({}), stored.shard(1))
+    done, [finding] = stored.recover()
+    assert done == SHARD_0_ONLY
+    assert "not a rollgen shard" in finding
+
+
+def test_key_in_two_shards(stored: Stored, make_manifest: MakeManifest, make_completion: MakeCompletion) -> None:
+    """Both copies are sound: which one to keep is not for a program to say."""
+    write_shard(stored.directory, make_manifest(), [make_completion(3, 1)], writer="w1")
+    with pytest.raises(DatasetError, match=r"part-w1-000000\.parquet: holds samples that are stored already; remove"):
+        stored.recover()
+
+
+def test_key_twice_in_one_shard(stored: Stored, make_manifest: MakeManifest, make_completion: MakeCompletion) -> None:
+    """The same, inside a file."""
+    write_shard(stored.directory, make_manifest(), [make_completion(4, 0), make_completion(4, 0)])
+    with pytest.raises(DatasetError, match=r"part-w0-000002\.parquet: holds samples that are stored already"):
+        stored.recover(np.array([0, 2, 4, 6, 8, 10]))
+
+
+@pytest.mark.parametrize(
+    ("prompt_index", "sample_index"), [(4, 0), (3, 2), (-1, 0), (0, -1), (2**62, 0), (0, 2**31 - 1)]
+)
+def test_key_that_was_not_planned(
+    stored: Stored,
+    make_manifest: MakeManifest,
+    make_completion: MakeCompletion,
+    prompt_index: int,
+    sample_index: int,
+) -> None:
+    """Prompts are 0 to 3 and samples 0 and 1; the error names file, row and key."""
+    key = {"prompt_id": "stranger", "prompt_index": prompt_index, "sample_index": sample_index}
+    row = replace(make_completion(0, 0), **key)
+    write_shard(stored.directory, make_manifest(), [row])
+    with pytest.raises(DatasetError, match=rf"000002\.parquet: row 0: \(stranger, {sample_index}\) is not in the plan"):
+        stored.recover()
+
+
+def test_retired_shards_do_not_count(stored: Stored) -> None:
+    """Also when their file is still in place."""
+    with WriterSlot(stored.directory, "w0") as slot:
+        slot.retire(stored.lines[0])
+    assert stored.recover() == (SHARD_1_ONLY, ())
+
+
+def test_killed_between_retiring_and_moving(stored: Stored) -> None:
+    """The retiring line is written first: a damaged file left in `data/` is passed over."""
+    flip(stored.shard(1), -100)
+    with WriterSlot(stored.directory, "w0") as slot:
+        slot.retire(stored.lines[1])
+    assert stored.recover() == (SHARD_0_ONLY, ())
+
+
+def test_shards_of_all_writers_count(
+    stored: Stored, make_manifest: MakeManifest, make_completion: MakeCompletion
+) -> None:
+    """A fifth prompt stored by another writer."""
+    write_shard(stored.directory, make_manifest(), [make_completion(4, 1)], writer="gpu_1")
+    done, findings = stored.recover(np.array([0, 2, 4, 6, 8, 10]))
+    assert (done, findings) == ([*ALL, False, True], ())

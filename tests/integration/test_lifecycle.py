@@ -1,0 +1,135 @@
+"""A run that is killed, continued, refused and grown: real vLLM, the real command, exact cover every time."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+pytestmark = pytest.mark.vllm
+
+PROMPTS, N = 60, 4
+"""240 samples of 96 tokens: about 20 s of sampling, so that there is something to interrupt."""
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory, write_prompts: Any) -> Path:
+    rows = [{"id": f"p{index}", "prompt": f"Number {index} is"} for index in range(PROMPTS)]
+    return write_prompts(tmp_path_factory.mktemp("prompts") / "prompts.jsonl", rows)
+
+
+@pytest.fixture
+def options(prompts: Path, tiny_model: Path, tmp_path: Path) -> list[object]:
+    """A command line that commits every second."""
+    flags = ["--max-tokens", 96, "--sampling-arg", "ignore_eos=true", "--commit-interval", 1, "--n", N]
+    return ["generate", prompts, "--model", tiny_model, "--out", tmp_path / "out", "--dtype", "float32", *flags]
+
+
+def keys(out: Path) -> list[tuple[str, int]]:
+    """(prompt_id, sample_index) of every stored row, sorted, duplicates kept."""
+    found = []
+    for file in out.glob("data/part-*.parquet"):
+        table = pq.read_table(file, columns=["prompt_id", "sample_index"])
+        found += list(zip(*(table[name].to_pylist() for name in table.column_names), strict=True))
+    return sorted(found)
+
+
+def planned(prompts: int = PROMPTS, n: int = N) -> list[tuple[str, int]]:
+    """Every key that a complete dataset has exactly once."""
+    return sorted((f"p{index}", sample) for index in range(prompts) for sample in range(n))
+
+
+def group_members(process: subprocess.Popen[str]) -> list[int]:
+    """Processes of the command's session that are alive: the engine's among them."""
+    listing = subprocess.run(["ps", "-o", "pid=,stat=", "-s", str(process.pid)], capture_output=True, text=True)
+    return [int(line.split()[0]) for line in listing.stdout.splitlines() if not line.split()[1].startswith("Z")]
+
+
+def test_killed_continued_refused_and_grown(
+    rollgen: Any, options: list[object], tmp_path: Path, wait_for_shards: Any
+) -> None:
+    """kill -9 after the second commit loses nothing committed; --resume makes exactly the rest; n grows 4 to 5."""
+    out = tmp_path / "out"
+    process = rollgen.start(*options)
+    wait_for_shards(out, 2, process)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    before = {file.name: file.read_bytes() for file in out.glob("data/part-*.parquet")}
+    stored = keys(out)
+    assert 0 < len(stored) < PROMPTS * N
+
+    started = time.monotonic()
+    refused = rollgen(*options, "--resume", "--temperature", 0.9, code=4)
+    assert "temperature (1.0 -> 0.9)" in refused.stderr
+    assert time.monotonic() - started < 30, "refused before a model loads"
+    assert "holds a run already" in rollgen(*options, code=2).stderr
+
+    summary = json.loads(rollgen(*options, "--resume", "--json").stdout)
+    assert summary["stored_before"] == len(stored)
+    assert summary["stored"] == PROMPTS * N - len(stored)
+    assert keys(out) == planned()
+    assert all((out / "data" / name).read_bytes() == content for name, content in before.items())
+
+    again = json.loads(rollgen(*options, "--resume", "--json").stdout)
+    assert (again["stored_before"], again["stored"], again["owed"]) == (PROMPTS * N, 0, 0)
+
+    grown = [*options[: options.index("--n")], "--n", N + 1]
+    assert json.loads(rollgen(*grown, "--resume", "--json").stdout)["stored"] == PROMPTS
+    assert keys(out) == planned(n=N + 1)
+    assert "n: " in rollgen(*options, "--resume", code=4).stderr
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_commits_what_is_finished(
+    rollgen: Any, options: list[object], tmp_path: Path, wait_for_shards: Any, number: signal.Signals, code: int
+) -> None:
+    """The whole foreground group is signalled, as a terminal does: exit code, no leftovers, no process left."""
+    out = tmp_path / "out"
+    process = rollgen.start(*options)
+    wait_for_shards(out, 1, process)
+    os.killpg(process.pid, number)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == code, stderr
+    assert f"interrupted by {number.name}" in stderr
+    assert "died" not in stderr
+    assert group_members(process) == []
+    assert not list(out.glob("data/.tmp-*"))
+    stored = keys(out)
+    assert len(set(stored)) == len(stored) > 0
+    journal = [json.loads(line) for line in (out / "journal/w0.jsonl").read_text().splitlines()]
+    assert sum(line["rows"] for line in journal) == len(stored)
+
+
+def test_a_dead_engine_fails_the_run_and_keeps_what_is_finished(
+    rollgen: Any, options: list[object], tmp_path: Path, wait_for_shards: Any
+) -> None:
+    """The engine process is killed: exit 1 within a minute, one plain error line, the rest made by --resume."""
+    out = tmp_path / "out"
+    process = rollgen.start(*options)
+    wait_for_shards(out, 1, process)
+    listing = subprocess.run(["ps", "-eo", "pid=,sess=,args="], capture_output=True, text=True).stdout
+    engines = [
+        int(pid)
+        for pid, session, arguments in re.findall(r"^\s*(\d+)\s+(\d+)\s+(.*)$", listing, re.MULTILINE)
+        if int(session) == process.pid and "EngineCore" in arguments
+    ]
+    assert engines, listing
+    for pid in engines:
+        os.kill(pid, signal.SIGKILL)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "rollgen: error: vLLM's engine process died" in stderr.splitlines()[-1]
+    assert group_members(process) == []
+    stored = len(keys(out))
+    assert stored > 0
+    summary = json.loads(rollgen(*options, "--resume", "--json").stdout)
+    assert summary["stored"] == PROMPTS * N - stored
+    assert keys(out) == planned()

@@ -1,0 +1,106 @@
+"""Chat template and tokenizer."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from models.tiny import CHAT_TEMPLATE, CONTEXT_LENGTH, VOCAB_SIZE
+
+from rollgen.config import RunConfig
+from rollgen.errors import UsageError
+from rollgen.prompts.parameters import Parameters
+from rollgen.prompts.rows import Row
+from rollgen.prompts.tokens import PromptEncoder
+from rollgen.rollouts import Sampling
+
+USER = {"role": "user", "content": "Hi"}
+BOS, START, END = 0, 1, 2
+
+
+def row(content):
+    return Row(None, 0, content, None, Parameters(Sampling(), 1, 0), None)
+
+
+def encode(model_info, *contents, **config):
+    return PromptEncoder(model_info, RunConfig(**config)).encode([row(content) for content in contents])
+
+
+def test_raw_text_gets_special_tokens_and_a_chat_brings_its_own(model_info):
+    """One `<s>` in front of either, never two; order of rows is kept."""
+    chat, text, ids = encode(model_info, [USER], "Hi", np.array([5, 6], np.int32))
+    assert (text[0], (text == BOS).sum()) == (BOS, 1)
+    assert (chat[:2].tolist(), (chat == BOS).sum(), (chat == END).sum()) == ([BOS, START], 1, 1)
+    assert ids.tolist() == [5, 6]
+    assert {item.dtype for item in (chat, text, ids)} == {np.dtype(np.int32)}
+
+
+def test_the_chat_is_what_transformers_renders(model_info):
+    """With the generation prompt."""
+    encoder = PromptEncoder(model_info, RunConfig())
+    rendered = "<s><|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    assert encoder.text(row([USER])) == rendered
+    assert model_info.tokenizer.decode(encoder.encode([row([USER])])[0]) == rendered
+
+
+def test_text_of_other_prompts(model_info):
+    """Raw text as it is, ids decoded."""
+    encoder = PromptEncoder(model_info, RunConfig())
+    assert encoder.text(row("Hi\x00 😀")) == "Hi\x00 😀"
+    assert encoder.text(row(encoder.encode([row("Hi 😀")])[0])) == "<s>Hi 😀"
+
+
+def test_variables_reach_the_template(model_info):
+    """`think` is a variable of the tiny template."""
+    encoder = PromptEncoder(model_info, RunConfig(chat_template_kwargs={"think": True}))
+    assert encoder.text(row([USER])).endswith("Let me think.")
+    with pytest.raises(UsageError, match=r"--chat-template-kwargs: tokenize is set by rollgen"):
+        PromptEncoder(model_info, RunConfig(chat_template_kwargs={"tokenize": True}))
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        pytest.param(CHAT_TEMPLATE, "unknown role", id="raise_exception"),
+        pytest.param("{{ messages[0].a.b }}", "no attribute 'a'", id="undefined"),
+        pytest.param("{{ messages[0].content + 1 }}", "can only concatenate", id="type error"),
+        pytest.param("{{ 1 / 0 }}", "division by zero", id="arithmetic"),
+        pytest.param("", "has no tokens", id="renders nothing"),
+    ],
+)
+def test_a_template_may_refuse_a_row(model_info, template, reason):
+    """It is that row's problem; its neighbours are encoded."""
+    refused, text = encode(replace(model_info, chat_template=template), [{"role": "alien", "content": "x"}], "Hi")
+    assert reason in refused
+    assert text.size
+
+
+def test_a_missing_or_broken_template_is_a_usage_error(model_info):
+    """No row can help that."""
+    with pytest.raises(UsageError, match="no chat template; give one with --chat-template"):
+        encode(replace(model_info, chat_template=None), [USER])
+    with pytest.raises(UsageError, match=r"chat template, line 2: .*--chat-template"):
+        encode(replace(model_info, chat_template="ok\n{% if %}"), [USER])
+    assert encode(replace(model_info, chat_template=None), "Hi")[0].size
+
+
+def test_a_prompt_must_leave_room_for_a_token(model_info):
+    """255 of 256 tokens fit, 256 do not."""
+    longest, too_long = (np.zeros(size, np.int32) for size in (CONTEXT_LENGTH - 1, CONTEXT_LENGTH))
+    fits, refused = encode(model_info, longest, too_long)
+    assert fits.size == 255
+    assert "fills the context: 256 tokens of 256" in refused
+
+
+def test_a_foreign_tokenizer_is_noticed(model_info):
+    """Ids the model does not have would index out of its embedding."""
+    assert model_info.vocab_size == VOCAB_SIZE
+    (refused,) = encode(replace(model_info, vocab_size=10), "Hi there")
+    assert "outside the model's vocabulary (10); use the model's own tokenizer" in refused
+
+
+def test_double_bos_is_recognised(model_info):
+    """A templated text given as raw prompt."""
+    encoder = PromptEncoder(model_info, RunConfig())
+    once, twice = encoder.encode([row("Hi"), row("<s>Hi")])
+    assert not encoder.is_double_bos(once)
+    assert encoder.is_double_bos(twice)
