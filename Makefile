@@ -53,7 +53,7 @@ format: venv
 	$(BIN)/ruff format .
 
 bench: venv
-	$(BIN)/python -m pytest tests/benchmarks --benchmark-only --override-ini addopts="--import-mode=importlib"
+	$(BIN)/python -m tests.benchmarks
 
 clean:
 	rm -rf $(VENV) .cache demo-rollouts

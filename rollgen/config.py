@@ -20,7 +20,7 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator, model_validator
 
 from rollgen.errors import UsageError
 
@@ -50,7 +50,7 @@ Operational = Key("operational")
 class RunConfig(BaseModel):
     """Everything `rollgen generate` can be told. Field by field: see the descriptions."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     model: Annotated[str | None, Key("identity", panel="Model")] = Field(
         None, description="Model: a local directory or a Hugging Face id. Default: the embedded demo model, if made."
@@ -98,7 +98,7 @@ class RunConfig(BaseModel):
     stop_token_ids: Annotated[tuple[int, ...], Key("identity", panel="Sampling")] = Field(
         (), description="Stop token id (repeatable)."
     )
-    sampling_arg: Annotated[dict[str, Any], Key("identity", panel="Sampling")] = Field(
+    sampling_arg: Annotated[dict[str, JsonValue], Key("identity", panel="Sampling")] = Field(
         {}, description="Further vLLM SamplingParams field, KEY=VALUE with a JSON value (repeatable)."
     )
     allow_unreplayable: Annotated[bool, Key("identity", panel="Sampling")] = Field(
@@ -127,7 +127,7 @@ class RunConfig(BaseModel):
     chat_template: Annotated[str | None, Key("identity", panel="Prompts")] = Field(
         None, description="File with a Jinja chat template to use instead of the tokenizer's."
     )
-    chat_template_kwargs: Annotated[dict[str, Any], Key("identity", panel="Prompts")] = Field(
+    chat_template_kwargs: Annotated[dict[str, JsonValue], Key("identity", panel="Prompts")] = Field(
         {}, description="JSON object of variables for the chat template, like '{\"enable_thinking\": false}'."
     )
     limit: Annotated[int | None, Key("growth", panel="Prompts")] = Field(
@@ -149,7 +149,7 @@ class RunConfig(BaseModel):
     enforce_eager: Annotated[bool | None, Key("operational", panel="Engine")] = Field(
         None, description="Skip torch.compile and CUDA graphs. Default: on a CPU only."
     )
-    engine_arg: Annotated[dict[str, Any], Key("identity", panel="Engine")] = Field(
+    engine_arg: Annotated[dict[str, JsonValue], Key("identity", panel="Engine")] = Field(
         {}, description="Further vLLM engine argument, KEY=VALUE with a JSON value (repeatable)."
     )
 

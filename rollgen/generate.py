@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from rollgen.config import RunConfig
+from rollgen.config import EMBEDDED_MODEL, RunConfig
 from rollgen.directory import Holds, check_start, inspect_directory
 from rollgen.engines.base import Engine, RequestError, SampleRequest
 from rollgen.errors import CaptureError, EngineError, RollgenError, UsageError
@@ -105,6 +105,9 @@ class Reporter(Protocol):
     def phase(self, name: str) -> None:
         """A phase begins: check, load, generate."""
 
+    def checked(self, prompts: int) -> None:
+        """So many prompts are planned, while checking."""
+
     def note(self, message: str) -> None:
         """Something the user should know, once."""
 
@@ -128,7 +131,7 @@ def vllm_engine(preflight: Preflight) -> Engine:
         ) from error
     tokenizer = preflight.model.tokenizer
     return VllmEngine(
-        preflight.config,
+        preflight.config.model_copy(update={"revision": preflight.model.revision}),  # the commit that was checked
         preflight.model.path_or_id,
         vocab_size=preflight.model.vocab_size,
         capture_wanted=preflight.capture_wanted,
@@ -153,18 +156,18 @@ def generate(
     check_start(out, holds, resume=resume, clean=clean)
     created = not out.exists()
     plan_path = out / f".tmp-{WRITER}-plan.parquet"
-    try:
-        with WriterSlot(out, WRITER) as slot:
+    with WriterSlot(out, WRITER) as slot:
+        try:
             reporter.phase("check")
-            preflight = plan_run(files, config, plan_path)
+            preflight = plan_run(files, config, plan_path, progress=reporter.checked)
             if holds is Holds.RUN and resume:
                 preflight = continue_run(preflight, out)
             return asyncio.run(_Run(slot, preflight, holds, reporter).run(make_engine))
-    except BaseException:
-        plan_path.unlink(missing_ok=True)
-        if created and inspect_directory(out) is Holds.NOTHING:
-            shutil.rmtree(out)  # the empty frame that this call made
-        raise
+        except BaseException:  # inside the slot: what is removed here is not another starter's
+            plan_path.unlink(missing_ok=True)
+            if created and inspect_directory(out) is Holds.NOTHING:
+                shutil.rmtree(out)  # the empty frame that this call made
+            raise
 
 
 def owed_requests(plan: Plan, done: npt.NDArray[np.bool_], outstanding: dict[int, int]) -> Iterator[SampleRequest]:
@@ -252,6 +255,8 @@ class _Run:
 
     def _note_summary(self) -> None:
         summary = self.preflight.summary
+        if self.preflight.config.model is None:
+            self.reporter.note(f"no --model: using the embedded demo model, {EMBEDDED_MODEL}")
         for count, text in (
             (summary.tombstones, "input rows are bad and skipped, recorded in failures/"),
             (summary.clamped, "prompts leave less of the context than max_tokens asks for: clamped"),
@@ -276,6 +281,7 @@ class _Run:
         if self.preflight.stored is None:
             raise UsageError("no usable prompt: every row was skipped")
         os.replace(self.preflight.plan_path, self.slot.directory / PLAN_FILE)
+        self._record_tombstones()
         self.reporter.note("nothing is owed: every planned sample is stored")
         return self.stats
 

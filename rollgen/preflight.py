@@ -16,7 +16,7 @@ from rollgen import __version__
 from rollgen.config import EMBEDDED_MODEL, RunConfig, digest, field_key
 from rollgen.directory import Holds, clean_directory
 from rollgen.engines.base import Engine
-from rollgen.engines.replay import check_replayable, identity_engine_args
+from rollgen.engines.replay import check_replayable, check_untruncated, identity_engine_args
 from rollgen.errors import ResumeRefused, UsageError
 from rollgen.format.commit import WriterSlot
 from rollgen.format.manifest import (
@@ -35,7 +35,7 @@ from rollgen.prompts.plan import Plan, check_growth
 from rollgen.prompts.planner import PlanSummary, write_plan
 
 _REPLACED_KEYS = frozenset(
-    {"model", "revision", "tokenizer", "trust_remote_code", "chat_template", "capture", "engine_arg", "max_model_len"}
+    "model revision tokenizer trust_remote_code chat_template dtype max_model_len capture engine_arg".split()
 )
 """Identity fields of RunConfig that the identity records by content instead of by name."""
 
@@ -79,10 +79,12 @@ def plan_run(
     replayable = check_replayable(config)
     model = load_model_info(config, resolve_model(config))
     summary = write_plan(files, config, model, plan_path, progress=progress)
+    if summary.untruncated:
+        check_untruncated(config)
     return Preflight(config, model, replayable, plan_path, summary)
 
 
-def identity_of(preflight: Preflight, capture: str) -> dict[str, Any]:
+def identity_of(preflight: Preflight, *, capture: str, dtype: str) -> dict[str, Any]:
     """Every key that decides the data, by content: paths may move, a checkpoint may not change."""
     config, model = preflight.config, preflight.model
     values = config.model_dump(mode="json")
@@ -96,6 +98,7 @@ def identity_of(preflight: Preflight, capture: str) -> dict[str, Any]:
         "tokenizer_sha256": model.tokenizer_sha256,
         "chat_template_sha256": model.chat_template_sha256,
         "max_model_len": model.context_length,
+        "dtype": dtype,
         "capture": capture,
         "engine_arg": identity_engine_args(config.engine_arg),
     }
@@ -104,8 +107,10 @@ def identity_of(preflight: Preflight, capture: str) -> dict[str, Any]:
 def continue_run(preflight: Preflight, directory: Path) -> Preflight:
     """The preflight of a command that continues the run in `directory`. Raises ResumeRefused when it would not."""
     stored = read_manifest(directory)
-    capture = stored.capture if preflight.config.capture == "auto" else preflight.config.capture
-    check_identity(stored, identity_of(preflight, capture))
+    wanted = preflight.capture_wanted
+    capture = stored.capture if wanted == "auto" and stored.capture != "none" else wanted
+    dtype = stored.model.dtype if preflight.config.dtype == "auto" else preflight.model.dtype
+    check_identity(stored, identity_of(preflight, capture=capture, dtype=dtype))
     stored_plan = Plan(directory / PLAN_FILE)
     check_growth(stored_plan, Plan(preflight.plan_path))
     return replace(preflight, stored=stored, known_prompts=stored_plan.prompts)
@@ -113,9 +118,9 @@ def continue_run(preflight: Preflight, directory: Path) -> Preflight:
 
 def check_engine(preflight: Preflight, engine: Engine) -> None:
     """A continued run must be sampled in the dtype it began with. Raises ResumeRefused."""
-    stored = preflight.stored
-    if stored is not None and stored.model.dtype != engine.dtype:
-        raise ResumeRefused(f"this run was sampled in {stored.model.dtype}, here dtype is {engine.dtype}; pass --dtype")
+    dtype = engine.dtype if preflight.stored is None else preflight.stored.model.dtype
+    if dtype != engine.dtype:
+        raise ResumeRefused(f"this run was sampled in {dtype}, here dtype is {engine.dtype}; pass --dtype {dtype}")
 
 
 def establish(preflight: Preflight, engine: Engine, slot: WriterSlot, holds: Holds) -> Manifest:
@@ -138,7 +143,7 @@ def establish(preflight: Preflight, engine: Engine, slot: WriterSlot, holds: Hol
 
 
 def _new_manifest(preflight: Preflight, engine: Engine, attempt: Attempt) -> Manifest:
-    model, identity = preflight.model, identity_of(preflight, engine.capture)
+    model, identity = preflight.model, identity_of(preflight, capture=engine.capture, dtype=engine.dtype)
     return Manifest(
         created_at=attempt.started_at,
         config_digest=digest(identity),

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 FINISH_REASONS = ("stop", "length", "repetition")
 """The finish reasons that are stored. An aborted or failed completion is never stored: it is owed again."""
+OVERHEAD_BYTES = 2048
+"""Of one completion's Python objects and short texts, about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +103,10 @@ class Completion:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of array data held, the unit of the writer's memory bound."""
+        """Memory held, the unit of the writer's bound: array data, and OVERHEAD_BYTES for the objects around it."""
         support = 0 if self.support_logprobs is None else self.support_logprobs.nbytes
         tokens = self.prompt_token_ids.nbytes + self.token_ids.nbytes + self.logprobs.nbytes
-        return tokens + self.mask_ids.nbytes + self.mask_offsets.nbytes + support
+        return tokens + self.mask_ids.nbytes + self.mask_offsets.nbytes + support + OVERHEAD_BYTES
 
 
 def sample_seed(seed: int, prompt_id: str, sample_index: int) -> int:

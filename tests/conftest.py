@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -18,6 +18,9 @@ from rollgen.format.schema import PLAN_FILE
 from rollgen.format.writer import ShardWriter
 from rollgen.prompts.plan import PlanWriter
 from rollgen.rollouts import Completion, Prompt, Sampling, sample_seed
+
+if TYPE_CHECKING:
+    from models.runs import Runs
 
 VOCAB_SIZE = 512
 TIME = "2026-01-02T03:04:05+00:00"
@@ -54,6 +57,18 @@ def make_manifest() -> Callable[..., Manifest]:
 def make_dataset() -> Callable[..., Path]:
     """`make_dataset(directory, shards=2, prompts=3, n=2, ...)`: see `write_dataset`."""
     return write_dataset
+
+
+@pytest.fixture
+def runs(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
+    """Runs of five prompts, two samples each, with a fake engine, into `tmp_path / "out"`."""
+    from models.runs import Runs
+
+    # A dead engine is not taken for the first sign of Ctrl-C: no waiting for the signal.
+    monkeypatch.setattr("rollgen.generate.SIGNAL_GRACE_SECONDS", 0.01)
+    runs = Runs(tmp_path, tiny_model)
+    runs.write_prompts(5)
+    return runs
 
 
 def random_prompt(prompt_index: int, *, n: int = 1, **changes: Any) -> Prompt:

@@ -45,8 +45,13 @@ def _root(
 
 def main() -> None:
     """Console entry point: run the command and exit with the code that `errors.py` documents."""
+    command = typer.main.get_command(app)
     try:
-        code = app(standalone_mode=False)
+        # What `app()` does, but for its own ways with broken pipes and Ctrl-C.
+        with command.make_context("rollgen", sys.argv[1:]) as context:
+            code = command.invoke(context)
+    except typer.Exit as stop:
+        code = stop.exit_code
     except TyperException as error:
         code = _fail(error.format_message() if hasattr(error, "format_message") else str(error), 2)
     except RollgenError as error:
@@ -62,5 +67,6 @@ def main() -> None:
 def _fail(message: str, code: int) -> int:
     from rollgen.inspect.terminal import plain
 
-    print(f"rollgen: error: {plain(message)}", file=sys.stderr)
+    for line in filter(None, message.split("\n")):  # several bad rows are a line each; no message: help was shown
+        print(f"rollgen: error: {plain(line)}", file=sys.stderr)
     return code

@@ -15,6 +15,8 @@ from pydantic.fields import FieldInfo
 
 from rollgen.config import RunConfig, field_key
 
+_PAIRS = ("sampling_arg", "engine_arg")
+"""Mappings that are given as KEY=VALUE, again and again; the other one is a JSON object."""
 _METAVARS = {int: "INTEGER", float: "NUMBER", str: "TEXT"}
 
 
@@ -36,7 +38,7 @@ def given(options: dict[str, Any]) -> dict[str, Any]:
 
 def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
     key = field_key(name)
-    repeatable = isinstance(field.default, tuple) or name in ("sampling_arg", "engine_arg")
+    repeatable = isinstance(field.default, tuple) or name in _PAIRS
     is_switch = field.annotation in (bool, bool | None)
     kind = list[str] | None if repeatable else bool | None if is_switch else str | None
     flag = "--" + name.replace("_", "-")
@@ -44,7 +46,7 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
     option = typer.Option(
         *flags,
         help=_help(field),
-        metavar=None if is_switch else _metavar(field),
+        metavar=None if is_switch else _metavar(name, field),
         rich_help_panel=key.panel,
         show_default=False,
     )
@@ -56,11 +58,11 @@ def _help(field: FieldInfo) -> str:
     return f"{field.description}" + (f" \\[{field.default}]" if plain_default else "")
 
 
-def _metavar(field: FieldInfo) -> str:
+def _metavar(name: str, field: FieldInfo) -> str:
     annotation = field.annotation
     if get_origin(annotation) is Literal:
         return "|".join(get_args(annotation))
     if isinstance(field.default, dict):
-        return "KEY=VALUE"
+        return "KEY=VALUE" if name in _PAIRS else "JSON"
     candidates = (annotation, *get_args(annotation))
     return next((_METAVARS[kind] for kind in candidates if kind in _METAVARS), "TEXT")

@@ -46,7 +46,8 @@ class ConsoleReporter:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._bar.stop()
+        if self._style == "bar":
+            self._bar.stop()
 
     def phase(self, name: str) -> None:
         """See `generate.Reporter`; so below."""
@@ -55,6 +56,10 @@ class ConsoleReporter:
         if self._task is not None:
             self._bar.remove_task(self._task)
         self._task = self._bar.add_task(_PHASES[name], total=None, figures="")
+
+    def checked(self, prompts: int) -> None:
+        if self._task is not None:
+            self._bar.update(self._task, figures=f"{prompts:,} prompts")
 
     def note(self, message: str) -> None:
         if self._style != "none":

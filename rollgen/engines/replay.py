@@ -26,6 +26,10 @@ _REPLAYABLE_SAMPLING: Final = frozenset(
     "min_tokens ignore_eos bad_words allowed_token_ids structured_outputs repetition_detection thinking_token_budget "
     "skip_special_tokens spaces_between_special_tokens include_stop_str_in_output skip_reading_prefix_cache".split()
 )
+_EXCLUDES_IDS: Final = frozenset(
+    "min_tokens bad_words allowed_token_ids structured_outputs thinking_token_budget".split()
+)
+"""Of these, the ones that take ids out of the vocabulary."""
 _NEUTRAL_SAMPLING: Final[Mapping[str, Any]] = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
@@ -88,6 +92,16 @@ def check_replayable(config: RunConfig) -> bool:
             "loaders refuse them unless told to take them"
         )
     return not problems
+
+
+def check_untruncated(config: RunConfig) -> None:
+    """Refuse hard exclusions on prompts that truncate nothing: their supports are stored as the full vocabulary."""
+    excluding = sorted(_EXCLUDES_IDS & config.sampling_arg.keys())
+    if excluding:
+        raise UsageError(
+            f"--sampling-arg {excluding[0]}: takes ids out of the vocabulary, but some prompts are sampled without "
+            "truncation and would be stored as if all ids were possible; set a top_k that never binds, like 1000"
+        )
 
 
 def identity_engine_args(arguments: Mapping[str, Any]) -> dict[str, Any]:

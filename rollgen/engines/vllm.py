@@ -57,6 +57,7 @@ WINDOW_PER_SLOT = 1.5
 """Requests in flight for each place in the engine's batch: the next prompt waits inside the engine, not outside."""
 PROCESSORS = "temperature, min_p, top_k, top_p"
 """vLLM's order (`vllm/v1/worker/gpu/sample/sampler.py`)."""
+_DEAD = "vLLM's engine process died (its own messages are above); finished samples are stored, continue with --resume"
 _VERSIONED = ("torch", "transformers", "triton", "flashinfer-python")
 
 
@@ -144,10 +145,10 @@ class VllmEngine:
             async for output in self._llm.generate(prompt, params, f"{request.request_id}-{num_logprobs}"):
                 final = output
         except EngineDeadError as error:
-            raise EngineError(f"vLLM's engine process died: {_one_line(error.__cause__ or error)}") from error
+            raise EngineError(_DEAD) from error
         except Exception as error:
             if self._llm is None or self._llm.errored:
-                raise EngineError(f"vLLM's engine process died: {_one_line(error)}") from error
+                raise EngineError(_DEAD) from error
             raise RequestError(_one_line(error)) from error
         if final is None or not final.finished:
             raise RequestError("vLLM returned no finished output")
@@ -284,7 +285,7 @@ def _cpu_defaults(config: RunConfig) -> dict[str, Any]:
 
 def _sampling_arguments(config: RunConfig) -> dict[str, Any]:
     """`--sampling-arg` values in the types that SamplingParams wants. Raises UsageError when it refuses them."""
-    arguments = dict(config.sampling_arg)
+    arguments: dict[str, Any] = dict(config.sampling_arg)
     try:
         if isinstance(arguments.get("structured_outputs"), dict):
             arguments["structured_outputs"] = StructuredOutputsParams(**arguments["structured_outputs"])

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, NamedTuple, Self
 
-from rollgen.errors import DatasetError, ResumeRefused
+from rollgen.errors import DatasetError, ResumeRefused, UsageError
 from rollgen.format.jsonlines import append_line, read_lines, truncate_torn_tail
 from rollgen.format.manifest import fsync_directory
 from rollgen.format.schema import DATA_DIR, JOURNAL_DIR, QUARANTINE_DIR
@@ -121,7 +121,8 @@ def file_sha256(path: Path) -> str:
 class WriterSlot:
     """One writer's exclusive place in a dataset: its lock, its journal, its sequence of shard names.
 
-    Use as a context manager. Raises ResumeRefused when another process holds the lock.
+    Use as a context manager. Raises ResumeRefused when another process holds the lock, UsageError when the directory
+    cannot be written.
     """
 
     def __init__(self, directory: Path, writer: str) -> None:
@@ -132,10 +133,13 @@ class WriterSlot:
         self._sequence = 0
 
     def __enter__(self) -> Self:
-        for name in (DATA_DIR, JOURNAL_DIR):
-            (self.directory / name).mkdir(parents=True, exist_ok=True)
         lock_path = self.directory / JOURNAL_DIR / f"{self.writer}.lock"
-        self._lock = lock_path.open("ab")
+        try:
+            for name in (DATA_DIR, JOURNAL_DIR):
+                (self.directory / name).mkdir(parents=True, exist_ok=True)
+            self._lock = lock_path.open("ab")
+        except OSError as error:
+            raise UsageError(f"{error.filename}: cannot be written: {error.strerror}; choose another --out") from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

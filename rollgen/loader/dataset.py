@@ -2,8 +2,8 @@
 
 Opening reads the footers and the `replayable` column of every shard, no more. A row group is the unit of reading: it is
 decoded once, checksums verified, into numpy arrays, and kept in a small cache; a sample is a slice of these, copied.
-So reading in order or in neighbourhoods is fast (a few million tokens a second), while a fully shuffled pass decodes a
-row group for most samples: for that, use `RolloutStream`.
+So reading in order or in neighbourhoods is fast (a few million tokens a second), while a fully shuffled pass over a
+dataset larger than the cache decodes a row group for most samples.
 
 Works in DataLoader workers, forked or spawned: no file stays open between reads, and the cache is not pickled.
 """

@@ -143,21 +143,11 @@ def flip(path: Path, position: int, bit: int = 0) -> None:
     path.write_bytes(content)
 
 
-def flip_key_page(path: Path) -> None:
-    """In the data of a page of sample_index."""
-    chunk = pq.read_metadata(path).row_group(0).column(1)
-    assert chunk.path_in_schema == "sample_index"
-    flip(path, chunk.data_page_offset + chunk.total_compressed_size - 1)
-
-
-def flip_mask_page(path: Path) -> None:
-    """In the data of a page of sampling_mask."""
+def flip_page(path: Path, column: str) -> None:
+    """Flip a bit in the data of the last page of a column of the first row group."""
     row_group = pq.read_metadata(path).row_group(0)
-    [chunk] = [
-        row_group.column(index)
-        for index in range(row_group.num_columns)
-        if row_group.column(index).path_in_schema.startswith("sampling_mask")
-    ]
+    chunks = [row_group.column(index) for index in range(row_group.num_columns)]
+    [chunk] = [chunk for chunk in chunks if chunk.path_in_schema.partition(".")[0] == column]
     flip(path, chunk.data_page_offset + chunk.total_compressed_size - 1)
 
 
@@ -169,7 +159,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "footer bit": lambda path: flip(path, -100),
     "footer length bit": lambda path: flip(path, -8),
     "magic bit": lambda path: flip(path, -1),
-    "key page bit": flip_key_page,
+    "key page bit": lambda path: flip_page(path, "sample_index"),
 }
 
 
@@ -190,7 +180,8 @@ def test_damaged_shard(stored: Stored, damage: Callable[[Path], object]) -> None
 
 # Not "longer" nor "footer bit": without a journal line nothing says how long the file was, or what its footer held.
 UNVOUCHED = {name: DAMAGE[name] for name in DAMAGE if name not in ("longer", "footer bit")} | {
-    "mask page bit": flip_mask_page
+    "mask page bit": lambda path: flip_page(path, "sampling_mask"),
+    "logprob page bit": lambda path: flip_page(path, "logprobs"),
 }
 
 
@@ -207,7 +198,7 @@ def test_damaged_shard_without_a_journal_line(stored: Stored, damage: Callable[[
 
 def test_damage_in_a_page_is_found_when_it_is_read(stored: Stored) -> None:
     """Of a journaled shard, recovery reads the keys only, to be quick; whoever reads the mask is refused."""
-    flip_mask_page(stored.shard(1))
+    flip_page(stored.shard(1), "sampling_mask")
     assert stored.recover() == (ALL, ())
     with pytest.raises(DatasetError, match=r"part-w0-000001\.parquet: row group 0: damaged"):
         verify_shard(stored.shard(1))

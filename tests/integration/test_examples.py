@@ -19,7 +19,7 @@ def test_replay_is_exact_with_masks_and_biased_without(rollgen: Any, smollm2: Pa
     """vLLM against a Hugging Face forward pass, both float32: mean ratio 1 with masks, about 0.92 without."""
     out = tmp_path / "out"
     flags = ["--dtype", "float32", "--temperature", 0.8, "--top-k", 50, "--top-p", 0.9]
-    size = ["--limit", 16, "--max-tokens", 64, "--max-model-len", 1024]
+    size = ["--limit", 24, "--max-tokens", 64, "--max-model-len", 1024]
     rollgen("generate", REPOSITORY / "examples/prompts.jsonl", "--model", smollm2, "--out", out, *flags, *size)
     command = [sys.executable, REPOSITORY / "examples/02_train_step.py", out, "--model", smollm2, "--json"]
     result = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)

@@ -16,8 +16,8 @@ import pytest
 
 pytestmark = pytest.mark.vllm
 
-PROMPTS, N = 60, 4
-"""240 samples of 96 tokens: about 20 s of sampling, so that there is something to interrupt."""
+PROMPTS, N = 48, 4
+"""192 samples of 64 tokens: about 10 s of sampling, so that there is something to interrupt."""
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def prompts(tmp_path_factory: pytest.TempPathFactory, write_prompts: Any) -> Pat
 @pytest.fixture
 def options(prompts: Path, tiny_model: Path, tmp_path: Path) -> list[object]:
     """A command line that commits every second."""
-    flags = ["--max-tokens", 96, "--sampling-arg", "ignore_eos=true", "--commit-interval", 1, "--n", N]
+    flags = ["--max-tokens", 64, "--sampling-arg", "ignore_eos=true", "--commit-interval", 1, "--n", N]
     return ["generate", prompts, "--model", tiny_model, "--out", tmp_path / "out", "--dtype", "float32", *flags]
 
 
@@ -99,7 +99,7 @@ def test_a_signal_commits_what_is_finished(
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == code, stderr
     assert f"interrupted by {number.name}" in stderr
-    assert "died" not in stderr
+    assert "rollgen: error" not in stderr, "the engine process dies first, which is not its fault"
     assert group_members(process) == []
     assert not list(out.glob("data/.tmp-*"))
     stored = keys(out)
@@ -113,6 +113,7 @@ def test_a_dead_engine_fails_the_run_and_keeps_what_is_finished(
 ) -> None:
     """The engine process is killed: exit 1 within a minute, one plain error line, the rest made by --resume."""
     out = tmp_path / "out"
+    options = [*options[:-1], 2 * N]  # twice the work, so that plenty is left when the engine is found
     process = rollgen.start(*options)
     wait_for_shards(out, 1, process)
     listing = subprocess.run(["ps", "-eo", "pid=,sess=,args="], capture_output=True, text=True).stdout
@@ -126,10 +127,10 @@ def test_a_dead_engine_fails_the_run_and_keeps_what_is_finished(
         os.kill(pid, signal.SIGKILL)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert "rollgen: error: vLLM's engine process died" in stderr.splitlines()[-1]
+    assert "rollgen: error: vLLM's engine process died" in stderr
     assert group_members(process) == []
     stored = len(keys(out))
     assert stored > 0
     summary = json.loads(rollgen(*options, "--resume", "--json").stdout)
-    assert summary["stored"] == PROMPTS * N - stored
-    assert keys(out) == planned()
+    assert summary["stored"] == PROMPTS * 2 * N - stored
+    assert keys(out) == planned(n=2 * N)

@@ -1,0 +1,121 @@
+"""What a run shows on stderr: lines in a log, a bar on a terminal, nothing on request; never a byte on stdout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from models.runs import Runs
+
+from rollgen.cli import progress
+from rollgen.cli.progress import ConsoleReporter
+from rollgen.generate import RunStats
+
+STATS = RunStats(
+    planned=13,
+    tombstones=1,
+    stored_before=2,
+    stored=4,
+    failed=1,
+    tokens=4000,
+    mask_ids=9000,
+    masked_tokens=3000,
+    seconds=2,
+)
+"""12 samples can be stored, 6 are: 6 are owed, at 0.5 s each. 4000 / 2 tokens a second, 9000 / 3000 ids a support."""
+FIGURES = "6/12 samples, 2,000 tokens/s, 0:03 left, 3.0 ids a support, 1 failed"
+
+
+def test_log_of_a_whole_run(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
+    """The phases, what runs where, the figures; every line says who speaks. No blank lines, no escape sequences."""
+    with ConsoleReporter("auto") as reporter:
+        runs(reporter=reporter)
+    out, err = capfd.readouterr()
+    assert out == ""
+    lines = err.splitlines()
+    assert lines[:4] == [
+        "rollgen: checking prompts",
+        "rollgen: loading the model",
+        "rollgen: sampling",
+        f"rollgen: tiny (bfloat16), capture logprobs: 10 samples of 5 prompts to {runs.out}",
+    ]
+    assert len(lines) == 5
+    assert lines[4].startswith("rollgen: 10/10 samples, ")
+    assert "0:00 left, 2.0 ids a support" in lines[4]
+
+
+def test_a_run_writes_its_card(runs: Runs) -> None:
+    """When it starts: also a run that is killed explains itself."""
+    with ConsoleReporter("none") as reporter:
+        runs(reporter=reporter)
+    assert (runs.out / "README.md").read_text().startswith("---\n")
+    assert not list(runs.out.glob(".tmp-*"))
+
+
+def test_none_is_silent(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
+    """Notes included."""
+    with ConsoleReporter("none") as reporter:
+        runs(reporter=reporter)
+        reporter.note("nobody hears this")
+        reporter.progress(STATS)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_figures_are_logged_every_ten_seconds(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At 100, 109.9 and 110 s of a clock: the first and the last."""
+    clock = iter([100.0, 109.9, 110.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    with ConsoleReporter("log") as reporter:
+        for _ in range(3):
+            reporter.progress(STATS)
+    assert capfd.readouterr().err == f"rollgen: {FIGURES}\n" * 2
+
+
+@pytest.mark.parametrize(
+    ("stats", "expected"),
+    [
+        (STATS, FIGURES),
+        (RunStats(), "0/0 samples, 0 tokens/s"),
+        (RunStats(planned=5, stored_before=5), "5/5 samples, 0 tokens/s"),
+        (RunStats(planned=5, failed=2, seconds=9), "0/5 samples, 0 tokens/s, 2 failed"),
+        # 7,300 samples owed at a second each: two hours and 100 seconds.
+        (
+            RunStats(planned=7301, stored=1, tokens=5, seconds=1),
+            "1/7301 samples, 5 tokens/s, 2:01:40 left, 0.0 ids a support",
+        ),
+    ],
+)
+def test_figures(capfd: pytest.CaptureFixture[str], stats: RunStats, expected: str) -> None:
+    """An estimate appears with the first sample, failures with the first failure."""
+    ConsoleReporter("log").progress(stats)
+    assert capfd.readouterr().err == f"rollgen: {expected}\n"
+
+
+def test_notes_cannot_act_on_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    """Control characters are spelled out, markup is text, and long lines are not wrapped."""
+    message = "\x1b[31m [red]" + "x" * 200
+    with ConsoleReporter("log") as reporter:
+        reporter.note(message)
+    assert capfd.readouterr().err == "rollgen: \\x1b[31m [red]" + "x" * 200 + "\n"
+
+
+def test_bar_on_a_terminal(runs: Runs, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The figures move beside a bar; notes go above it; when the run is over the bar is gone (its line is erased)."""
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("COLUMNS", "120")
+    with ConsoleReporter("auto") as reporter:
+        runs(reporter=reporter)
+        reporter.note("a note")
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert "10/10 samples" in err
+    assert "rollgen: a note" in err
+    assert err.endswith("\x1b[2K")
+
+
+def test_stop_without_a_start(tmp_path: Path) -> None:
+    """A run that ends in its first phase leaves the terminal as it was."""
+    with ConsoleReporter("bar") as reporter:
+        reporter.phase("check")

@@ -1,0 +1,116 @@
+"""What an output directory holds, whether a run may start there, and how it is emptied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rollgen.directory import CARD_FILE, Holds, check_start, clean_directory, inspect_directory
+from rollgen.errors import UsageError
+from rollgen.format.commit import WriterSlot
+
+OWN = ("rollgen.json", "plan.parquet", "data", "journal", "failures", "tokenizer", "quarantine", CARD_FILE)
+
+
+def lay_out(directory: Path, *names: str) -> Path:
+    """Make these files, or directories where the name ends in `/`."""
+    for name in names:
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if name.endswith("/"):
+            path.mkdir(exist_ok=True)
+        else:
+            path.touch()
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("names", "holds"),
+    [
+        pytest.param((), Holds.NOTHING, id="empty"),
+        pytest.param(("data/", "journal/w0.lock"), Holds.NOTHING, id="the frame of a run that never started"),
+        pytest.param((".tmp-w0-plan.parquet", "data/.tmp-w0-000000"), Holds.NOTHING, id="leftovers"),
+        pytest.param(("plan.parquet", "tokenizer/x"), Holds.NOTHING, id="killed before the manifest"),
+        pytest.param(("rollgen.json",), Holds.RUN, id="a manifest"),
+        pytest.param(("data/part-w0-000000.parquet",), Holds.RUN, id="a shard without a manifest"),
+        pytest.param(("rollgen.json", "notes.txt"), Holds.RUN, id="a run and the user's own files"),
+        pytest.param(("notes.txt",), Holds.FOREIGN, id="a file"),
+        pytest.param(("src/",), Holds.FOREIGN, id="a directory"),
+        pytest.param((CARD_FILE,), Holds.FOREIGN, id="a README of something else"),
+        pytest.param((".git/",), Holds.FOREIGN, id="hidden files"),
+    ],
+)
+def test_what_a_directory_holds(tmp_path: Path, names: tuple[str, ...], holds: Holds) -> None:
+    """Only names of the format are ours; looking changes nothing."""
+    lay_out(tmp_path, *names)
+    before = sorted(tmp_path.rglob("*"))
+    assert inspect_directory(tmp_path) is holds
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_nothing_is_there(tmp_path: Path) -> None:
+    """A path that does not exist holds nothing, and is not made."""
+    assert inspect_directory(tmp_path / "out") is Holds.NOTHING
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_is_no_directory(tmp_path: Path) -> None:
+    """The flag and the path are named."""
+    path = lay_out(tmp_path, "out") / "out"
+    with pytest.raises(UsageError, match=f"^--out {path}: exists and is not a directory"):
+        inspect_directory(path)
+
+
+@pytest.mark.parametrize(
+    ("holds", "resume", "clean"),
+    [
+        (Holds.NOTHING, False, False),
+        (Holds.NOTHING, True, False),
+        (Holds.NOTHING, False, True),
+        (Holds.RUN, True, False),
+        (Holds.RUN, False, True),
+    ],
+)
+def test_may_start(holds: Holds, resume: bool, clean: bool) -> None:
+    """On nothing always; on a run with the one flag or the other."""
+    check_start(Path("out"), holds, resume=resume, clean=clean)
+
+
+@pytest.mark.parametrize(
+    ("holds", "resume", "clean", "expected"),
+    [
+        (Holds.RUN, False, False, "--out out: holds a run already; continue it with --resume, replace it with --clean"),
+        (Holds.FOREIGN, False, False, "--out out: holds files that are not a rollgen run; choose another directory"),
+        (Holds.FOREIGN, True, False, "holds files that are not a rollgen run"),
+        (Holds.FOREIGN, False, True, "holds files that are not a rollgen run"),
+        (Holds.RUN, True, True, "--resume and --clean exclude each other"),
+        (Holds.NOTHING, True, True, "--resume and --clean exclude each other"),
+    ],
+)
+def test_may_not_start(holds: Holds, resume: bool, clean: bool, expected: str) -> None:
+    """Foreign files are never cleaned away, whatever is asked."""
+    with pytest.raises(UsageError) as raised:
+        check_start(Path("out"), holds, resume=resume, clean=clean)
+    assert expected in str(raised.value)
+
+
+def test_clean_removes_the_run_and_nothing_else(tmp_path: Path, make_dataset: Callable[..., Path]) -> None:
+    """The user's own files stay, and so does the lock of the writer that cleans."""
+    directory = make_dataset(tmp_path / "out")
+    lay_out(
+        directory, "failures/w0.jsonl", "tokenizer/a/b", "quarantine/part-w0-000009.parquet", CARD_FILE, "notes.txt"
+    )
+    assert set(OWN) < {path.name for path in directory.iterdir()}
+    with WriterSlot(directory, "w0"):
+        clean_directory(directory)
+    left = sorted(str(path.relative_to(directory)) for path in directory.rglob("*"))
+    assert left == ["data", "journal", "journal/w0.lock", "notes.txt"]
+
+
+def test_clean_of_half_a_run(tmp_path: Path) -> None:
+    """What is not there need not be removed: a clean that was killed can be repeated."""
+    with WriterSlot(tmp_path, "w0"):
+        clean_directory(tmp_path)
+    assert inspect_directory(tmp_path) is Holds.NOTHING

@@ -1,0 +1,59 @@
+"""The exception tree: exit codes, and the drawing that documents them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from rollgen import errors
+from rollgen.errors import (
+    EXIT_CODES_HELP,
+    CaptureError,
+    DatasetError,
+    EngineError,
+    ResumeRefused,
+    RollgenError,
+    UsageError,
+)
+from rollgen.generate import Interrupted
+
+CODES = {RollgenError: 1, UsageError: 2, ResumeRefused: 4, DatasetError: 1, EngineError: 1, CaptureError: 1}
+
+
+@pytest.mark.parametrize(("kind", "code"), CODES.items(), ids=lambda value: getattr(value, "__name__", str(value)))
+def test_exit_codes(kind: type[RollgenError], code: int) -> None:
+    """Scripts rely on them."""
+    assert kind.exit_code == code
+    assert issubclass(kind, RollgenError)
+    assert str(kind("what, and the fix")) == "what, and the fix"
+
+
+def test_usage_errors_are_value_errors() -> None:
+    """Library users may catch either."""
+    assert issubclass(UsageError, ValueError)
+
+
+def test_the_drawing_shows_every_class_with_its_code() -> None:
+    """The module's docstring is the documentation: nothing missing, nothing extra."""
+    assert errors.__doc__ is not None
+    drawn = dict(re.findall(r"(\w+) +exit (\d)", errors.__doc__))
+    assert drawn == {kind.__name__: str(code) for kind, code in CODES.items()}
+    defined = {
+        name for name, value in vars(errors).items() if isinstance(value, type) and value.__module__ == errors.__name__
+    }
+    assert defined == set(drawn)
+
+
+def test_help_lists_every_exit_code() -> None:
+    """Those of errors, of a run with failed samples (3), and of signals (128 + 2 and 128 + 15)."""
+    listed = set(map(int, re.findall(r"\b(\d+)\b", EXIT_CODES_HELP)))
+    assert listed == {0, 3, 130, 143} | set(CODES.values())
+
+
+@pytest.mark.parametrize(("number", "name"), [(2, "SIGINT"), (15, "SIGTERM")])
+def test_interruption_names_its_signal(number: int, name: str) -> None:
+    """And says what became of the work."""
+    error = Interrupted(number)
+    assert error.signal_number == number
+    assert str(error) == f"interrupted by {name}; finished samples are committed"

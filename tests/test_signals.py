@@ -1,0 +1,81 @@
+"""SIGINT and SIGTERM, sent to a process of its own that runs the loop with a fake engine."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from models.runs import Runs, keys
+
+INTERRUPTED = """
+import asyncio, sys
+from pathlib import Path
+from models.fake_engine import FakeEngine
+from rollgen.generate import Interrupted
+from models.runs import Runs
+
+finished = 0
+stubborn = sys.argv[3] == "stubborn"
+
+async def before(request):
+    global finished
+    if finished < 5:
+        finished += 1
+        return
+    print("ready", flush=True)
+    try:
+        await asyncio.Event().wait()
+    finally:
+        if stubborn:
+            await asyncio.sleep(60)
+
+runs = Runs(Path(sys.argv[1]), Path(sys.argv[2]))
+try:
+    runs(FakeEngine(before=before, window=1))
+except Interrupted as stop:
+    print(stop, runs.engine.closed)
+    sys.exit(128 + stop.signal_number)
+"""
+
+
+def start_interrupted(runs: Runs, manner: str) -> subprocess.Popen[str]:
+    """A process that has finished five samples and waits for the sixth."""
+    command = [sys.executable, "-c", INTERRUPTED, str(runs.out.parent), str(runs.model), manner]
+    process = subprocess.Popen(
+        command, cwd=Path(__file__).parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_commit_what_is_finished(runs: Runs, number: signal.Signals) -> None:
+    """128 + the signal's number, five samples on disk, nothing temporary; --resume makes the other five."""
+    process = start_interrupted(runs, "yielding")
+    process.send_signal(number)
+    stdout, stderr = process.communicate(timeout=30)
+    assert (process.returncode, stderr) == (128 + number, "")
+    assert stdout == f"interrupted by {number.name}; finished samples are committed 1\n"
+    assert runs.stored() == keys(5, 2)[:5]
+    assert not list(runs.out.rglob(".tmp-*"))
+    stats = runs(resume=True)
+    assert (stats.stored_before, stats.stored) == (5, 5)
+    assert sorted(runs.stored()) == keys(5, 2)
+
+
+def test_a_second_signal_ends_at_once(runs: Runs) -> None:
+    """An engine that does not let go need not be waited for; what was committed before stays, the rest is owed."""
+    process = start_interrupted(runs, "stubborn")
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=10)
+    assert process.returncode == 128 + signal.SIGTERM
+    runs(resume=True)
+    assert sorted(runs.stored()) == keys(5, 2)
