@@ -233,7 +233,7 @@ class _Run:
         plan = Plan(self.preflight.plan_path)
         done = self._recover(plan)
         if self.stats.owed == 0:
-            return self._nothing_owed()
+            return self._nothing_owed(plan)
         stop = _Stop()
         self.reporter.phase("load")
         engine = make_engine(self.preflight)
@@ -241,13 +241,14 @@ class _Run:
         try:
             await stop.guard(engine.start())
             manifest = establish(self.preflight, engine, self.slot, self.holds)
-            self._record_tombstones()
+            plan.path = self.slot.directory / PLAN_FILE  # where it was moved to
+            self._record_tombstones(plan)
             self.reporter.phase("generate")
             self.reporter.started(self.slot.directory, self.preflight, manifest)
             interval = self.preflight.config.commit_interval
             with ShardWriter(self.slot, manifest, commit_interval=interval) as writer:
                 sampling = _Sampling(engine, writer, self._failures(), self.stats, self.reporter)
-                await stop.guard(sampling.run(Plan(self.slot.directory / PLAN_FILE), done))
+                await stop.guard(sampling.run(plan, done))
         finally:
             engine.close()
         self.reporter.progress(self.stats)
@@ -277,20 +278,20 @@ class _Run:
         self.stats.stored_before = int(done.sum())
         return done
 
-    def _nothing_owed(self) -> RunStats:
+    def _nothing_owed(self, plan: Plan) -> RunStats:
         if self.preflight.stored is None:
             raise UsageError("no usable prompt: every row was skipped")
-        os.replace(self.preflight.plan_path, self.slot.directory / PLAN_FILE)
-        self._record_tombstones()
+        plan.path = self.preflight.plan_path.replace(self.slot.directory / PLAN_FILE)
+        self._record_tombstones(plan)
         self.reporter.note("nothing is owed: every planned sample is stored")
         return self.stats
 
     def _failures(self) -> FailureLog:
         return FailureLog(self.slot.directory, self.slot.writer)
 
-    def _record_tombstones(self) -> None:
+    def _record_tombstones(self, plan: Plan) -> None:
         """Skipped input rows, once: a continued run has recorded its own already."""
-        plan, known = Plan(self.slot.directory / PLAN_FILE), self.preflight.known_prompts
+        known = self.preflight.known_prompts
         failures = self._failures()
         for prompt in plan.rows(known) if plan.tombstone[known:].any() else ():
             if prompt.error is not None:
