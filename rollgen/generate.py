@@ -30,7 +30,7 @@ from rollgen.format.commit import WriterSlot
 from rollgen.format.failures import FailureLog, Stage
 from rollgen.format.invariants import find_problem
 from rollgen.format.manifest import Manifest
-from rollgen.format.recovery import recover
+from rollgen.format.recovery import PlannedKeys, recover
 from rollgen.format.schema import PLAN_FILE
 from rollgen.format.writer import ShardWriter
 from rollgen.preflight import Preflight, check_engine, continue_run, establish, plan_run
@@ -269,7 +269,9 @@ class _Run:
     def _recover(self, plan: Plan) -> npt.NDArray[np.bool_]:
         done = np.zeros(int(plan.offsets[-1]), np.bool_)
         if self.preflight.stored is not None:
-            recovery = recover(self.slot, self.preflight.stored.config_digest, plan.offsets)
+            recovery = recover(
+                self.slot, self.preflight.stored.config_digest, PlannedKeys(plan.offsets, plan.prompt_ids)
+            )
             done = recovery.done
             for finding in recovery.findings:
                 self.reporter.note(finding)

@@ -96,7 +96,7 @@ def check_replayable(config: RunConfig) -> bool:
 
 def check_untruncated(config: RunConfig) -> None:
     """Refuse hard exclusions on prompts that truncate nothing: their supports are stored as the full vocabulary."""
-    excluding = sorted(_EXCLUDES_IDS & config.sampling_arg.keys())
+    excluding = sorted(name for name, value in config.sampling_arg.items() if value and name in _EXCLUDES_IDS)
     if excluding:
         raise UsageError(
             f"--sampling-arg {excluding[0]}: takes ids out of the vocabulary, but some prompts are sampled without "
@@ -116,7 +116,11 @@ def _sampling_problems(arguments: Mapping[str, Any]) -> list[str]:
             raise UsageError(f"--sampling-arg {name}: rollgen sets this itself; use its own flag if there is one")
         if name in _REFUSED_SAMPLING and value:
             raise UsageError(f"--sampling-arg {name}: refused, {_REFUSED_SAMPLING[name]}")
-        if name in _REPLAYABLE_SAMPLING or (name in _NEUTRAL_SAMPLING and value == _NEUTRAL_SAMPLING[name]):
+        if (
+            name in _REPLAYABLE_SAMPLING
+            or name in _REFUSED_SAMPLING
+            or (name in _NEUTRAL_SAMPLING and value == _NEUTRAL_SAMPLING[name])
+        ):
             continue
         problems.append(f"--sampling-arg {name}={value} cannot be replayed: it may change logits inside the support")
     return problems

@@ -4,7 +4,8 @@ Done is what committed, readable shards hold; a file that merely exists proves n
 
     with a journal line       size and footer must match it, and its key columns must read back
     without a journal line    a crash fell between the commit's last two steps: verify it whole, then add the line
-    damaged                   moved to quarantine/ and retired in the journal; its samples are owed again
+    damaged                   retired in the journal and moved to quarantine/; its samples are owed again
+    retired, not yet moved    moved: a crash fell in between
     in the journal only       lost; retired, and its samples are owed again
 
 Nothing is deleted. The caller holds the writer's slot, and no other writer of the run is alive.
@@ -12,11 +13,14 @@ Nothing is deleted. The caller holds the writer's slot, and no other writer of t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from rollgen.errors import DatasetError
 from rollgen.format.commit import (
@@ -48,17 +52,30 @@ class Recovery:
     findings: tuple[str, ...]
 
 
-def recover(slot: WriterSlot, config_digest: str, sample_offsets: npt.NDArray[np.int64]) -> Recovery:
+@dataclass(frozen=True, slots=True)
+class PlannedKeys:
+    """What recovery must know of the plan."""
+
+    sample_offsets: npt.NDArray[np.int64]
+    """int64 [prompts + 1]: cumulative samples per prompt."""
+    prompt_ids: Callable[[npt.NDArray[np.int64]], pa.Array]
+    """The ids of the prompts with these indexes."""
+
+
+def recover(slot: WriterSlot, config_digest: str, planned: PlannedKeys) -> Recovery:
     """Bring journal and shards into agreement and collect what is done.
 
-    `sample_offsets` int64 [prompts + 1]: cumulative samples per prompt of the plan. Raises DatasetError when a sound
-    shard holds a key that was not planned, or one that another shard holds too: such a dataset needs a human.
+    Raises DatasetError when a sound shard holds a key that was not planned, or one that another shard holds too: such a
+    dataset needs a human.
     """
     findings: list[str] = []
-    done = np.zeros(int(sample_offsets[-1]), np.bool_)
+    done = np.zeros(int(planned.sample_offsets[-1]), np.bool_)
     journal = read_journal(slot.directory)
-    shards = [path for path in list_shards(slot.directory) if path.name not in journal.retired]
+    shards = list_shards(slot.directory)
     for path in shards:
+        if path.name in journal.retired:
+            quarantine(slot.directory, path)
+            continue
         line = journal.committed.get(path.name)
         try:
             keys = _trusted_keys(slot, path, line, config_digest)
@@ -69,7 +86,7 @@ def recover(slot: WriterSlot, config_digest: str, sample_offsets: npt.NDArray[np
             continue
         if line is None:
             findings.append(f"{path}: committed without its journal line (a crash); verified and added")
-        _mark_done(done, keys, sample_offsets, path)
+        _mark_done(done, keys, planned, path)
     for name in sorted(journal.committed.keys() - {path.name for path in shards}):
         slot.retire(journal.committed[name])
         findings.append(f"{slot.directory / DATA_DIR / name}: missing; its samples are owed again")
@@ -105,16 +122,16 @@ def _line(path: Path, *, rows: int, tokens: int, mask_ids: int, footer: str) -> 
     return JournalLine(path.name, path.stat().st_size, file_sha256(path), footer, rows, tokens, mask_ids)
 
 
-def _mark_done(
-    done: npt.NDArray[np.bool_], keys: StoredKeys, sample_offsets: npt.NDArray[np.int64], path: Path
-) -> None:
-    index, sample = keys.prompt_index, keys.sample_index
-    planned = (index >= 0) & (index < len(sample_offsets) - 1)
-    planned[planned] &= (sample[planned] >= 0) & (sample[planned] < np.diff(sample_offsets)[index[planned]])
-    if not planned.all():
-        row = int(planned.argmin())
+def _mark_done(done: npt.NDArray[np.bool_], keys: StoredKeys, planned: PlannedKeys, path: Path) -> None:
+    index, sample, offsets = keys.prompt_index, keys.sample_index, planned.sample_offsets
+    known = (index >= 0) & (index < len(offsets) - 1)
+    known[known] &= (sample[known] >= 0) & (sample[known] < np.diff(offsets)[index[known]])
+    if known.all():
+        known = pc.equal(keys.prompt_id, planned.prompt_ids(index)).to_numpy()
+    if not known.all():
+        row = int(known.argmin())
         raise DatasetError(f"{path}: row {row}: ({keys.prompt_id[row]}, {sample[row]}) is not in the plan")
-    positions = sample_offsets[index] + sample
+    positions = offsets[index] + sample
     if done[positions].any() or len(np.unique(positions)) != len(positions):
         raise DatasetError(f"{path}: holds samples that are stored already; remove one of the two copies")
     done[positions] = True

@@ -108,6 +108,20 @@ class Plan:
                     yield from _to_prompts(batch.slice(max(start - first, 0)))
                 first += rows
 
+    def prompt_ids(self, indices: npt.NDArray[np.int64]) -> pa.Array:
+        """The ids of the prompts with these numbers; reads only the row groups that hold them."""
+        needed = np.unique(indices)
+        parts, starts, first = [], [], 0
+        with _open(self.path) as file:
+            for group in range(file.metadata.num_row_groups):
+                rows = file.metadata.row_group(group).num_rows
+                if np.searchsorted(needed, first) != np.searchsorted(needed, first + rows):
+                    parts.append(_read_group(self.path, file, group, ["prompt_id"]).column("prompt_id"))
+                    starts.append(np.arange(first, first + rows))
+                first += rows
+        places = np.searchsorted(np.concatenate(starts), indices)
+        return pa.concat_arrays(parts).take(pa.array(places))
+
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The row groups, as they are."""
         with _open(self.path) as file:

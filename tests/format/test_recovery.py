@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -21,13 +22,20 @@ from rollgen.errors import DatasetError
 from rollgen.format.commit import JournalLine, WriterSlot, read_journal
 from rollgen.format.manifest import Manifest
 from rollgen.format.reader import verify_shard
-from rollgen.format.recovery import recover
+from rollgen.format.recovery import PlannedKeys, recover
 from rollgen.format.writer import ShardWriter
 from rollgen.rollouts import Completion
 
 MakeCompletion = Callable[..., Completion]
 MakeManifest = Callable[..., Manifest]
 OFFSETS = np.array([0, 2, 4, 6, 8])
+
+
+def planned(offsets: np.ndarray = OFFSETS, name: str = "p") -> PlannedKeys:
+    """Prompts p0, p1, ... of a plan."""
+    return PlannedKeys(offsets, lambda indices: pa.array([f"{name}{index}" for index in indices]))
+
+
 ALL, SHARD_0_ONLY, SHARD_1_ONLY = [True] * 8, [True] * 4 + [False] * 4, [False] * 4 + [True] * 4
 
 
@@ -49,9 +57,9 @@ class Stored(NamedTuple):
         """As if the process died before it appended to the journal."""
         self.journal.write_bytes(self.journal.read_bytes().splitlines(keepends=True)[0])
 
-    def recover(self, offsets: np.ndarray = OFFSETS) -> tuple[list[bool], tuple[str, ...]]:
+    def recover(self, offsets: np.ndarray = OFFSETS, name: str = "p") -> tuple[list[bool], tuple[str, ...]]:
         with WriterSlot(self.directory, "w0") as slot:
-            recovery = recover(slot, self.digest, offsets)
+            recovery = recover(slot, self.digest, planned(offsets, name))
         return recovery.done.tolist(), recovery.findings
 
 
@@ -77,7 +85,7 @@ def test_nothing_happened(stored: Stored) -> None:
 def test_nothing_stored(tmp_path: Path) -> None:
     """A run that was killed before its first commit owes everything."""
     with WriterSlot(tmp_path, "w0") as slot:
-        recovery = recover(slot, digest({}), OFFSETS)
+        recovery = recover(slot, digest({}), planned())
     assert (recovery.done.tolist(), recovery.findings) == ([False] * 8, ())
 
 
@@ -135,6 +143,22 @@ def test_shard_lost(stored: Stored) -> None:
     assert_stable(stored, SHARD_0_ONLY)
     with WriterSlot(stored.directory, "w0") as slot:
         assert slot.temporary().name == ".tmp-w0-000002"
+
+
+def test_killed_between_retiring_and_moving(stored: Stored) -> None:
+    """A retired shard still in place is moved, so that a plain read of data/*.parquet does not find it."""
+    flip(stored.shard(1), -100)
+    with WriterSlot(stored.directory, "w0") as slot:
+        slot.retire(stored.lines[1])
+    assert stored.recover() == (SHARD_0_ONLY, ())
+    assert not stored.shard(1).exists()
+    assert (stored.directory / "quarantine" / stored.shard(1).name).exists()
+
+
+def test_shard_of_other_prompts(stored: Stored) -> None:
+    """Keys are matched by id, not by place: the same settings with other prompts are another run."""
+    with pytest.raises(DatasetError, match=r"row 0: \(p0, 0\) is not in the plan"):
+        stored.recover(name="q")
 
 
 def flip(path: Path, position: int, bit: int = 0) -> None:
@@ -270,14 +294,6 @@ def test_retired_shards_do_not_count(stored: Stored) -> None:
     with WriterSlot(stored.directory, "w0") as slot:
         slot.retire(stored.lines[0])
     assert stored.recover() == (SHARD_1_ONLY, ())
-
-
-def test_killed_between_retiring_and_moving(stored: Stored) -> None:
-    """The retiring line is written first: a damaged file left in `data/` is passed over."""
-    flip(stored.shard(1), -100)
-    with WriterSlot(stored.directory, "w0") as slot:
-        slot.retire(stored.lines[1])
-    assert stored.recover() == (SHARD_0_ONLY, ())
 
 
 def test_shards_of_all_writers_count(
