@@ -42,8 +42,7 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
     is_switch = field.annotation in (bool, bool | None)
     kind = list[str] | None if repeatable else bool | None if is_switch else str | None
     flag = "--" + name.replace("_", "-")
-    has_opposite = is_switch and field.default is None  # unset is a third state, so "off" needs a spelling
-    flags = key.flags or ((f"{flag}/--no-{name.replace('_', '-')}",) if has_opposite else (flag,))
+    flags = key.flags or ((f"{flag}/--no-{name.replace('_', '-')}",) if is_switch else (flag,))
     option = typer.Option(
         *flags,
         help=_help(field),
