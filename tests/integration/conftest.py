@@ -25,6 +25,8 @@ class Command:
 
     scratch: Path
     running: list[subprocess.Popen[str]] = field(default_factory=list)
+    environment: dict[str, str] = field(default_factory=dict)
+    """Set on top of this process's own."""
 
     def __call__(self, *arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
         """Run to the end and check the exit code."""
@@ -35,7 +37,7 @@ class Command:
 
     def start(self, *arguments: object) -> subprocess.Popen[str]:
         """Start in a process group of its own, as a shell would."""
-        environment = os.environ | {"TMPDIR": str(self.scratch), "HF_HUB_OFFLINE": "1"}
+        environment = os.environ | {"TMPDIR": str(self.scratch), "HF_HUB_OFFLINE": "1"} | self.environment
         process = subprocess.Popen(
             [str(ROLLGEN), *map(str, arguments)],
             stdout=subprocess.PIPE,
