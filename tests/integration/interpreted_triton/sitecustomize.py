@@ -1,7 +1,7 @@
 """Lets vLLM's Model Runner V2, and with it the native sampling masks, run on a machine without a GPU.
 
 Put this folder on PYTHONPATH: every process, vLLM's children included, then imports this file first. Triton
-runs its kernels in its interpreter, on CPU tensors, and is told that a `cpu` backend is active: slow, but the real code.
+runs its kernels in its interpreter, on CPU tensors, and is told that a `cpu` backend is active: slow but real code.
 """
 
 from __future__ import annotations
