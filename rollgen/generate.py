@@ -159,9 +159,10 @@ def generate(
     with WriterSlot(out, WRITER) as slot:
         try:
             reporter.phase("check")
-            preflight = plan_run(files, config, plan_path, progress=reporter.checked)
-            if holds is Holds.RUN and resume:
-                preflight = continue_run(preflight, out)
+            continued = out if holds is Holds.RUN and resume else None
+            preflight = plan_run(files, config, plan_path, continued=continued, progress=reporter.checked)
+            if continued is not None:
+                preflight = continue_run(preflight, continued)
             return asyncio.run(_Run(slot, preflight, holds, reporter).run(make_engine))
         except BaseException:  # inside the slot: what is removed here is not another starter's
             plan_path.unlink(missing_ok=True)

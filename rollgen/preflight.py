@@ -17,7 +17,7 @@ from rollgen.config import EMBEDDED_MODEL, RunConfig, digest, field_key
 from rollgen.directory import Holds, clean_directory
 from rollgen.engines.base import Engine
 from rollgen.engines.replay import check_replayable, check_untruncated, identity_engine_args
-from rollgen.errors import ResumeRefused, UsageError
+from rollgen.errors import DatasetError, ResumeRefused, UsageError
 from rollgen.format.commit import WriterSlot
 from rollgen.format.manifest import (
     Attempt,
@@ -29,7 +29,7 @@ from rollgen.format.manifest import (
     read_manifest,
     replace_manifest,
 )
-from rollgen.format.schema import PLAN_FILE, TOKENIZER_DIR
+from rollgen.format.schema import MANIFEST_FILE, PLAN_FILE, TOKENIZER_DIR
 from rollgen.prompts.model import ModelInfo, load_model_info
 from rollgen.prompts.plan import Plan, check_growth
 from rollgen.prompts.planner import PlanSummary, write_plan
@@ -50,6 +50,8 @@ class Preflight:
     plan_path: Path
     """A temporary file in the output directory, or wherever a dry run asked for it."""
     summary: PlanSummary
+    planned_at: datetime
+    """When the run was planned first; UTC."""
     stored: Manifest | None = None
     """The manifest of the run that is continued."""
     known_prompts: int = 0
@@ -73,15 +75,31 @@ def resolve_model(config: RunConfig) -> str:
 
 
 def plan_run(
-    files: Sequence[Path], config: RunConfig, plan_path: Path, *, progress: Callable[[int], None] | None = None
+    files: Sequence[Path],
+    config: RunConfig,
+    plan_path: Path,
+    *,
+    continued: Path | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> Preflight:
-    """Check settings and every prompt, and write the plan to `plan_path`. Raises UsageError; touches nothing else."""
+    """Check settings and every prompt, and write the plan to `plan_path`. Touches nothing else.
+
+    `continued` is the directory of the run that this one would continue. Raises UsageError.
+    """
     replayable = check_replayable(config)
     model = load_model_info(config, resolve_model(config))
-    summary = write_plan(files, config, model, plan_path, progress=progress)
+    planned_at = datetime.now(UTC).replace(microsecond=0) if continued is None else _created_at(continued)
+    summary = write_plan(files, config, model, plan_path, now=planned_at, progress=progress)
     if summary.untruncated:
         check_untruncated(config)
-    return Preflight(config, model, replayable, plan_path, summary)
+    return Preflight(config, model, replayable, plan_path, summary, planned_at)
+
+
+def _created_at(directory: Path) -> datetime:
+    try:
+        return datetime.fromisoformat(read_manifest(directory).created_at)
+    except ValueError:
+        raise DatasetError(f"{directory / MANIFEST_FILE}: created_at is not an ISO 8601 time") from None
 
 
 def identity_of(preflight: Preflight, *, capture: str, dtype: str) -> dict[str, Any]:
@@ -145,7 +163,7 @@ def establish(preflight: Preflight, engine: Engine, slot: WriterSlot, holds: Hol
 def _new_manifest(preflight: Preflight, engine: Engine, attempt: Attempt) -> Manifest:
     model, identity = preflight.model, identity_of(preflight, capture=engine.capture, dtype=engine.dtype)
     return Manifest(
-        created_at=attempt.started_at,
+        created_at=preflight.planned_at.isoformat(),
         config_digest=digest(identity),
         identity=identity,
         capture=engine.capture,

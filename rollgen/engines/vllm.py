@@ -190,10 +190,10 @@ class VllmEngine:
             finish_reason=output.finish_reason,
             sampling=prompt.sampling,
             seed=request.seed,
-            stop_reason=None if output.stop_reason is None else json.dumps(output.stop_reason, ensure_ascii=False),
+            stop_reason=_stop_reason(output),
             support_logprobs=support.support_logprobs if self._config.support_logprobs else None,
             replayable=self._replayable,
-            text=output.text if prompt.sampling.stop else self._decode(token_ids),
+            text=self._decode(token_ids),
             prompt=prompt.prompt,
             metadata=prompt.metadata,
         )
@@ -215,6 +215,13 @@ class VllmEngine:
         logprobs = capture.sampled_logprobs(flat.logprobs, tokens=tokens, stride=num_logprobs + 1)
         native = capture.from_masks(output.sampling_mask.token_ids, logprobs)
         return capture.attach_support_logprobs(native, processed) if num_logprobs else native
+
+
+def _stop_reason(output: CompletionOutput) -> str | None:
+    """JSON text of the token id or string that stopped it. (For a repetition, vLLM puts its own word there.)"""
+    if output.finish_reason != "stop" or output.stop_reason is None:
+        return None
+    return json.dumps(output.stop_reason, ensure_ascii=False)
 
 
 def _end_processes() -> None:

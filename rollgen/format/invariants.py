@@ -54,7 +54,7 @@ def _support_problem(completion: Completion, vocab_size: int) -> str | None:
     if token_ids.min() < 0 or token_ids.max() >= vocab_size:
         return f"a sampled id is outside the model's vocabulary of {vocab_size}"
     if not completion.sampling.truncates:
-        return f"{len(ids)} support ids although nothing truncates" if len(ids) else None
+        return "a support is listed although nothing truncates" if len(ids) or offsets.any() else None
     sizes = np.diff(offsets)
     if sizes.min() <= 0:
         return f"token {int(sizes.argmin())}: empty support"

@@ -2,7 +2,7 @@
 
 Done is what committed, readable shards hold; a file that merely exists proves nothing. For every shard in place:
 
-    with a journal line       size and footer must match it, and its key columns must read back
+    with a journal line       the file must have the size and the SHA-256 that the line says
     without a journal line    a crash fell between the commit's last two steps: verify it whole, then add the line
     damaged                   retired in the journal and moved to quarantine/; its samples are owed again
     retired, not yet moved    moved: a crash fell in between
@@ -96,6 +96,8 @@ def recover(slot: WriterSlot, config_digest: str, planned: PlannedKeys) -> Recov
 def _trusted_keys(slot: WriterSlot, path: Path, line: JournalLine | None, config_digest: str) -> StoredKeys:
     if line is None:
         verify_shard(path, config_digest=config_digest)
+    elif file_sha256(path) != line.sha256:
+        raise DatasetError(f"{path}: its SHA-256 is not the journal's: damaged since it was committed")
     with open_shard(path, line=line, config_digest=config_digest) as shard:
         keys = stored_keys(shard)
         if line is None:

@@ -120,8 +120,11 @@ class RolloutBatch:
 def collate(rollouts: Sequence[Rollout], *, pad_id: int = 0) -> RolloutBatch:
     """Join rollouts into a batch, each with a prompt of one token or more: something predicted the first token.
 
-    Raises UsageError for none, or for rollouts of different vocabularies.
+    Raises UsageError for none, for an empty prompt, or for rollouts of different vocabularies.
     """
+    for rollout in rollouts:
+        if rollout.prompt_ids.numel() == 0:
+            raise UsageError(f"{rollout.prompt_id!r}: the prompt is empty: no logits predict the first token")
     support = Support.cat([rollout.support for rollout in rollouts])
     prompt_lengths = torch.tensor([rollout.prompt_ids.numel() for rollout in rollouts]).unsqueeze(1)
     response_lengths = torch.tensor([rollout.token_ids.numel() for rollout in rollouts]).unsqueeze(1)

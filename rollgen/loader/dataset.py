@@ -28,7 +28,7 @@ from torch.utils.data import Dataset
 from rollgen.errors import DatasetError, UsageError
 from rollgen.format.manifest import Manifest
 from rollgen.format.ragged import NestedRagged, Ragged, nested_ragged, ragged
-from rollgen.format.reader import ShardReader, StoredShard, open_dataset, read_row_group
+from rollgen.format.reader import ShardReader, StoredShard, open_dataset, read_row_group, stored_keys
 from rollgen.loader.batch import Rollout
 from rollgen.ops import Support
 
@@ -68,11 +68,14 @@ class RolloutDataset(Dataset[Rollout]):
         self.manifest: Manifest = dataset.manifest
         self._shards = dataset.shards
         places: list[tuple[int, int, int]] = []
+        keys: list[npt.NDArray[np.int64]] = []
         for number, stored in enumerate(self._shards):
             with stored.open() as shard:
                 if not allow_unreplayable:
                     check_replayable(shard)
+                keys.append(_keys(shard))
                 places += [(number, group, rows) for group, rows in enumerate(shard.row_group_rows)]
+        _check_unique(keys, self._shards)
         self._places: npt.NDArray[np.int64] = np.array(places, np.int64).reshape(-1, 3)
         """int64 [G, 3]: shard, row group, rows. An array: a list would be copied by each forked worker touching it."""
         self._ends: npt.NDArray[np.int64] = np.cumsum(self._places[:, 2])
@@ -167,6 +170,25 @@ def check_replayable(shard: ShardReader) -> None:
             )
 
 
+def _keys(shard: ShardReader) -> npt.NDArray[np.int64]:
+    """Prompt and sample of each row in one number."""
+    stored = stored_keys(shard)
+    return stored.prompt_index << 32 | stored.sample_index
+
+
+def _check_unique(keys: Sequence[npt.NDArray[np.int64]], shards: Sequence[StoredShard]) -> None:
+    """Raise DatasetError when a sample is in the dataset twice: a shard was copied."""
+    everything = np.concatenate([np.empty(0, np.int64), *keys])
+    order = np.argsort(everything, kind="stable")
+    repeated = np.flatnonzero(np.diff(everything[order]) == 0)
+    if repeated.size:
+        ends = np.cumsum([len(part) for part in keys])
+        one, other = (
+            shards[int(np.searchsorted(ends, order[at], side="right"))] for at in (repeated[0], repeated[0] + 1)
+        )
+        raise DatasetError(f"{other.path}: holds samples that {one.path.name} holds too; remove one of the two copies")
+
+
 def load_row_group(stored: StoredShard, index: int, vocab_size: int) -> RowGroup:
     """Read, verify and decode one row group. Raises DatasetError for damage and for lists that do not align."""
     with stored.open() as shard:
@@ -179,6 +201,8 @@ def load_row_group(stored: StoredShard, index: int, vocab_size: int) -> RowGroup
         aligned.append((mask.offsets, support.offsets))
     if not all(np.array_equal(one, other) for one, other in aligned):
         raise DatasetError(f"{stored.path}: row group {index}: tokens, logprobs and masks differ in length")
+    if problem := _find_problem(table, np.diff(token_ids.offsets), mask, vocab_size):
+        raise DatasetError(f"{stored.path}: row group {index}: {problem}")
     return RowGroup(
         prompt_ids=ragged(table["prompt_token_ids"]),
         token_ids=token_ids,
@@ -188,6 +212,20 @@ def load_row_group(stored: StoredShard, index: int, vocab_size: int) -> RowGroup
         scalars=table.select(_SCALARS),
         vocab_size=vocab_size,
     )
+
+
+def _find_problem(table: pa.Table, lengths: npt.NDArray[np.int64], mask: NestedRagged, vocab_size: int) -> str | None:
+    """What would make a well-formed file train on wrong numbers in silence: the checks that cost next to nothing."""
+    if not np.array_equal(table["response_length"].to_numpy(), lengths) or (lengths == 0).any():
+        return "response_length is not the number of tokens, or is 0"
+    if not (table["temperature"].to_numpy() > 0).all():
+        return "a temperature is not above 0"
+    truncates = (table["top_k"].to_numpy() > 0) | (table["top_p"].to_numpy() < 1) | (table["min_p"].to_numpy() > 0)
+    if not np.array_equal(np.diff(mask.offsets) == 0, np.repeat(~truncates, lengths)):
+        return "a support is empty or null although its row truncates, or is listed although it does not"
+    if mask.values.size and (mask.values.min() < 0 or mask.values.max() >= vocab_size):
+        return f"a support id is outside the model's vocabulary of {vocab_size}"
+    return None
 
 
 def _tensor(column: Ragged, row: int, dtype: npt.DTypeLike) -> Tensor:

@@ -35,9 +35,9 @@ def support_logprobs(
     rows         int64 [N], the row of `logits` for each row of the support, so that no rows need be copied out of a
                  larger tensor. Default: row n for n, and M = N
 
-    Returns float32 [N] (float64 for float64 logits). A support of one id gives exactly 0 and no gradient, a row that is
-    not truncated the ordinary log-softmax over the ids below `support.vocab_size`, a target outside its support -inf
-    and no gradient. Raises UsageError when shapes do not fit together.
+    Returns float32 [N] (float64 for float64 logits). For finite logits a support of one id gives exactly 0 and no
+    gradient, a row that is not truncated the ordinary log-softmax over the ids below `support.vocab_size`, a target
+    outside its support -inf and no gradient. Raises UsageError when shapes or dtypes do not fit together.
     """
     check_shapes(logits, support, targets, rows)
     scale = temperature_rows(temperature, logits, len(support))
@@ -58,6 +58,8 @@ def check_shapes(logits: Tensor, support: Support, targets: Tensor, rows: Tensor
         raise UsageError(f"logits have {logits.shape[1]} columns, the supports are over {support.vocab_size} ids")
     if targets.shape != (len(support),):
         raise UsageError(f"targets are {list(targets.shape)}, the support has {len(support)} rows")
+    if targets.dtype != torch.int64 or (rows is not None and rows.dtype != torch.int64):
+        raise UsageError("targets and rows must be int64: places in [M, V] overflow anything smaller")
     count = logits.shape[0] if rows is None else rows.numel()
     if count != len(support):
         raise UsageError(f"{count} rows of logits for {len(support)} rows of support")
@@ -72,6 +74,8 @@ def temperature_rows(temperature: float | Tensor, logits: Tensor, count: int) ->
     """The temperature of each row, [count], in the dtype that is accumulated in."""
     if isinstance(temperature, Tensor):
         return temperature.to(accumulation_dtype(logits)).expand(count)
+    if not temperature > 0:
+        raise UsageError(f"temperature must be above 0, not {temperature}")
     return torch.full((count,), temperature, dtype=accumulation_dtype(logits), device=logits.device)
 
 
@@ -98,6 +102,7 @@ def _truncated(logits: Tensor, support: Support, targets: Tensor, scale: Tensor,
 def _full(logits: Tensor, targets: Tensor, scale: Tensor) -> Tensor:
     """[F], the ordinary log-softmax of logits [F, V] at the targets."""
     scaled = logits.to(scale.dtype) / scale.unsqueeze(1)
+    scaled = scaled - scaled.detach().amax(1, keepdim=True)  # the difference of two large numbers would cost digits
     inside = (targets >= 0) & (targets < logits.shape[1])
     target = scaled.gather(1, targets.where(inside, 0).unsqueeze(1)).squeeze(1)
     return (target - scaled.logsumexp(1)).masked_fill(~inside, -torch.inf)

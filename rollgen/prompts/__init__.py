@@ -7,7 +7,7 @@
     ids.py          unique prompt ids in flat memory
     tokens.py       rows -> token ids: chat template, tokenizer
     plan.py         `plan.parquet`: write it, read it, check that a new one extends it
-    preflight.py    all of the above in order: `write_plan`
+    planner.py      all of the above in order: `write_plan`
 
 Only this package (and what shows or checks a dataset) may load transformers; nothing here loads vLLM or weights.
 """

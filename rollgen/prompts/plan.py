@@ -141,7 +141,7 @@ def check_growth(stored: Plan, new: Plan) -> None:
         )
     for start, before, after in _aligned(stored, new):
         for name in PLAN_SCHEMA.names:
-            if name != "n" and not before.column(name).equals(after.column(name)):
+            if name != "n" and not _same(name, before.column(name), after.column(name)):
                 _refuse_change(name, start, before, after)
     smaller = np.flatnonzero(new.n[: stored.prompts] < stored.n)
     if smaller.size:
@@ -165,9 +165,14 @@ def _aligned(stored: Plan, new: Plan) -> Iterator[tuple[int, pa.RecordBatch, pa.
         before, after, start = before.slice(rows), after.slice(rows), start + rows
 
 
+def _same(name: str, old: pa.Array, new: pa.Array) -> bool:
+    """Whether a planned column is unchanged. The text of an error names a file and line, which may move."""
+    return bool(old.is_null().equals(new.is_null()) if name == "error" else old.equals(new))
+
+
 def _refuse_change(name: str, start: int, before: pa.RecordBatch, after: pa.RecordBatch) -> NoReturn:
     old, new = before.column(name), after.column(name)
-    row = next(row for row in range(len(old)) if not old.slice(row, 1).equals(new.slice(row, 1)))
+    row = next(row for row in range(len(old)) if not _same(name, old.slice(row, 1), new.slice(row, 1)))
     raise ResumeRefused(
         f"prompts: row {start + row} of the plan (id {before.column('prompt_id')[row].as_py()!r}) has another {name} "
         "now; keep the planned rows as they are, in order, and add new ones after them, or write to another --out"

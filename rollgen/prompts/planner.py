@@ -26,6 +26,7 @@ from rollgen.rollouts import Prompt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+    from datetime import datetime
     from pathlib import Path
 
     from rollgen.config import RunConfig
@@ -78,16 +79,18 @@ def write_plan(
     model: ModelInfo,
     path: Path,
     *,
+    now: datetime,
     progress: Callable[[int], None] | None = None,
 ) -> PlanSummary:
     """Plan all rows of `files` into a Parquet file at exactly `path` (the caller names a temporary and moves it).
 
+    `now` is when the run was planned first: a template that prints the date must give the same prompts on every resume.
     `progress` is called with the number of rows planned so far. Raises UsageError for bad rows (unless skipped), files
     or settings; `path` is then incomplete.
     """
     lines = PromptFiles(files, config.limit)
     rules = RowRules.of(config, model.vocab_size)
-    encoder = PromptEncoder(model, config)
+    encoder = PromptEncoder(model, config, now)
     fatal = config.on_bad_row == "fail"
     ids, duplicates = _identify(lines, rules, _Report(fatal=fatal))
     sources = lines.sources

@@ -15,6 +15,7 @@ from rollgen.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from datetime import datetime
 
     from rollgen.config import RunConfig
     from rollgen.prompts.model import ModelInfo
@@ -32,12 +33,15 @@ _RENDER_ERRORS = (TemplateError, TypeError, ValueError, LookupError, ArithmeticE
 class PromptEncoder:
     """The tokenizer and the chat template of one run."""
 
-    def __init__(self, model: ModelInfo, config: RunConfig) -> None:
-        """Raises UsageError when `--chat-template-kwargs` names an argument that rollgen sets itself."""
+    def __init__(self, model: ModelInfo, config: RunConfig, now: datetime) -> None:
+        """`now` is the time that a template which prints the date is told.
+
+        Raises UsageError when `--chat-template-kwargs` names an argument that rollgen sets itself.
+        """
         if taken := sorted(_OWN_ARGUMENTS & config.chat_template_kwargs.keys()):
             raise UsageError(f"--chat-template-kwargs: {', '.join(taken)} is set by rollgen; remove it")
         self._model = model
-        self._variables: dict[str, Any] = config.chat_template_kwargs
+        self._variables: dict[str, Any] = {"strftime_now": now.strftime} | config.chat_template_kwargs
 
     def encode(self, rows: Sequence[Row]) -> list[Int32Array | str]:
         """For each row its token ids, int32 [P], or what is wrong with it. Raises UsageError for a broken template."""

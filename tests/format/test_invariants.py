@@ -99,7 +99,10 @@ CORRUPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "last support empty": ({"mask_ids": i32(7, 8, 30), "mask_offsets": i64(0, 2, 3, 3)}, "token 2: empty support"),
     "offsets fall": ({"mask_offsets": i64(0, 3, 2, 5)}, "token 1: empty support"),
-    "supports though nothing truncates": ({"sampling": Sampling(top_k=0)}, "5 support ids although nothing truncates"),
+    "supports though nothing truncates": (
+        {"sampling": Sampling(top_k=0)},
+        "a support is listed although nothing truncates",
+    ),
     # 3: order and range
     "first id negative": ({"mask_ids": i32(-1, 7, 30, 98, 99)}, "support id is outside the model's vocabulary of 100"),
     "last id outside": ({"mask_ids": i32(7, 8, 30, 99, 100)}, "support id is outside the model's vocabulary of 100"),

@@ -56,6 +56,12 @@ def rollouts() -> list[Rollout]:
     ]
 
 
+def test_an_empty_prompt_is_refused() -> None:
+    """No logits predict its first token: the place before it belongs to another row."""
+    with pytest.raises(UsageError, match="'p': the prompt is empty"):
+        collate([rollout([], [3], [[3]])])
+
+
 def test_collate_places(rollouts: list[Rollout]) -> None:
     """Right padding; each token's log-probability and support row stand at the token's own place."""
     batch = collate(rollouts, pad_id=10)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +17,7 @@ from torch.utils.data import DataLoader
 from rollgen.errors import DatasetError, UsageError
 from rollgen.loader import Rollout, RolloutDataset, collate
 from rollgen.loader import dataset as dataset_module
-from rollgen.rollouts import Completion
+from rollgen.rollouts import Completion, Sampling
 
 MakeCompletion = Callable[..., Completion]
 WriteShards = Callable[..., Path]
@@ -147,6 +150,40 @@ def test_damage_is_an_error_that_names_file_and_row_group(
     ds = RolloutDataset(directory)
     with pytest.raises(DatasetError, match=r"part-w0-000000\.parquet: row group 0: damaged"):
         ds[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"mask_ids": np.empty(0, np.int32), "mask_offsets": np.zeros(9, np.int64)}, "null although its row truncates"),
+        ({"sampling": Sampling(top_k=0)}, "listed although it does not"),
+        ({"sampling": Sampling(temperature=0.0)}, "temperature is not above 0"),
+    ],
+    ids=["no supports", "supports though untruncated", "temperature 0"],
+)
+def test_rows_that_would_train_on_wrong_numbers(
+    write_shards: WriteShards, make_completion: MakeCompletion, change: dict[str, Any], message: str
+) -> None:
+    """A sound file by another writer that breaks the format is refused, not read as something else."""
+    ds = RolloutDataset(write_shards([[replace(make_completion(0, 0, tokens=8), **change)]]))
+    with pytest.raises(DatasetError, match=f"row group 0: .*{message}"):
+        ds[0]
+
+
+def test_support_ids_outside_the_vocabulary(write_shards: WriteShards, make_completion: MakeCompletion) -> None:
+    """They would read another row's logits, or end the process on a GPU."""
+    row = make_completion(0, 0)
+    ds = RolloutDataset(write_shards([[replace(row, mask_ids=row.mask_ids + 512)]]))
+    with pytest.raises(DatasetError, match="outside the model's vocabulary of 512"):
+        ds[0]
+
+
+def test_a_copied_shard_is_refused(write_shards: WriteShards, make_completion: MakeCompletion) -> None:
+    """Samples that are in the dataset twice would weigh double without a word."""
+    directory = write_shards([[make_completion(0, 0)], [make_completion(0, 1), make_completion(0, 2)]])
+    shutil.copy(directory / "data/part-w0-000001.parquet", directory / "data/part-w0-000002.parquet")
+    with pytest.raises(DatasetError, match=r"000002\.parquet: holds samples that part-w0-000001\.parquet holds too"):
+        RolloutDataset(directory)
 
 
 def test_missing_directory(tmp_path: Path) -> None:

@@ -210,7 +210,12 @@ def test_no_rows(op: Op) -> None:
         pytest.param(torch.zeros(3, 5), torch.zeros(2, dtype=torch.int64), None, "3 rows of logits", id="more logits"),
         pytest.param(torch.zeros(2, 5), torch.zeros(3, dtype=torch.int64), None, "targets are", id="more targets"),
         pytest.param(torch.zeros(1, 2, 5), torch.zeros(2, dtype=torch.int64), None, "float", id="3-D logits"),
-        pytest.param(torch.zeros(9, 5), torch.zeros(2, dtype=torch.int64), torch.zeros(3), "3 rows", id="more rows"),
+        pytest.param(
+            torch.zeros(9, 5), torch.zeros(2, dtype=torch.int64), torch.zeros(3).long(), "3 rows", id="more rows"
+        ),
+        pytest.param(torch.zeros(2, 5), torch.zeros(2).long(), torch.zeros(2).int(), "must be int64", id="int32 rows"),
+        pytest.param(torch.zeros(2, 5), torch.zeros(2).int(), None, "must be int64", id="int32 targets"),
+        pytest.param(torch.zeros(2, 5), torch.zeros(2).long(), torch.ones(2).bool(), "must be int64", id="bool rows"),
     ],
 )
 def test_shapes_are_checked(op: Op, logits: Tensor, targets: Tensor, rows: Tensor | None, message: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,8 @@ from rollgen.prompts.model import ModelInfo, load_model_info
 from rollgen.prompts.plan import Plan
 from rollgen.prompts.planner import PlanSummary, write_plan
 from rollgen.rollouts import Prompt
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 
 class Planned(NamedTuple):
@@ -46,7 +49,7 @@ def make_plan(tmp_path_factory: pytest.TempPathFactory, model_info: ModelInfo):
         for path, content in zip(paths, contents, strict=True):
             path.write_bytes(content if isinstance(content, bytes) else b"".join(map(json_line, content)))
         target = directory / "plan.parquet"
-        summary = write_plan(paths, RunConfig(**{"max_tokens": 8, **config}), model, target)
+        summary = write_plan(paths, RunConfig(**{"max_tokens": 8, **config}), model, target, now=NOW)
         written = Plan(target)
         return Planned(list(written), summary, written)
 

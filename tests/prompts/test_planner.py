@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from rollgen.prompts.readers import PromptFiles
 from rollgen.prompts.rows import ID_KEYS, PROMPT_KEYS
 
 USER = {"role": "user", "content": "Hi"}
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 EXAMPLES = Path(__file__).parents[2] / "examples" / "prompts.jsonl"
 
 TEXT = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
@@ -236,7 +238,7 @@ def test_progress_counts_rows(tmp_path, model_info):
     path = tmp_path / "p.jsonl"
     path.write_bytes(b'{"prompt": "a"}\n' * 5000)
     seen = []
-    write_plan([path], RunConfig(), model_info, tmp_path / "plan.parquet", progress=seen.append)
+    write_plan([path], RunConfig(), model_info, tmp_path / "plan.parquet", now=NOW, progress=seen.append)
     assert seen == [4096, 5000]
 
 
@@ -250,7 +252,7 @@ def test_a_file_that_changes_between_the_passes_is_noticed(tmp_path, model_info)
             path.write_bytes(b'{"prompt": "a"}\n' * 4096 + b'{"prompt": "c"}\n')
 
     with pytest.raises(UsageError, match="changed while being read"):
-        write_plan([path], RunConfig(), model_info, tmp_path / "plan.parquet", progress=append)
+        write_plan([path], RunConfig(), model_info, tmp_path / "plan.parquet", now=NOW, progress=append)
 
 
 def test_a_system_prompt_needs_a_chat(make_plan):

@@ -1,6 +1,7 @@
 """Chat template and tokenizer."""
 
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from rollgen.rollouts import Sampling
 
 USER = {"role": "user", "content": "Hi"}
 BOS, START, END = 0, 1, 2
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 
 def row(content):
@@ -22,7 +24,13 @@ def row(content):
 
 
 def encode(model_info, *contents, **config):
-    return PromptEncoder(model_info, RunConfig(**config)).encode([row(content) for content in contents])
+    return PromptEncoder(model_info, RunConfig(**config), NOW).encode([row(content) for content in contents])
+
+
+def test_a_template_that_prints_the_date_is_told_when_the_run_was_planned(model_info):
+    """The same prompts today and on a resume tomorrow; `--chat-template-kwargs` still wins."""
+    dated = replace(model_info, chat_template="{{ strftime_now('%d %b %Y') }}{{ messages[0].content }}")
+    assert PromptEncoder(dated, RunConfig(), NOW).text(row([USER])) == "02 Jan 2026Hi"
 
 
 def test_raw_text_gets_special_tokens_and_a_chat_brings_its_own(model_info):
@@ -36,7 +44,7 @@ def test_raw_text_gets_special_tokens_and_a_chat_brings_its_own(model_info):
 
 def test_the_chat_is_what_transformers_renders(model_info):
     """With the generation prompt."""
-    encoder = PromptEncoder(model_info, RunConfig())
+    encoder = PromptEncoder(model_info, RunConfig(), NOW)
     rendered = "<s><|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     assert encoder.text(row([USER])) == rendered
     assert model_info.tokenizer.decode(encoder.encode([row([USER])])[0]) == rendered
@@ -44,17 +52,17 @@ def test_the_chat_is_what_transformers_renders(model_info):
 
 def test_text_of_other_prompts(model_info):
     """Raw text as it is, ids decoded."""
-    encoder = PromptEncoder(model_info, RunConfig())
+    encoder = PromptEncoder(model_info, RunConfig(), NOW)
     assert encoder.text(row("Hi\x00 😀")) == "Hi\x00 😀"
     assert encoder.text(row(encoder.encode([row("Hi 😀")])[0])) == "<s>Hi 😀"
 
 
 def test_variables_reach_the_template(model_info):
     """`think` is a variable of the tiny template."""
-    encoder = PromptEncoder(model_info, RunConfig(chat_template_kwargs={"think": True}))
+    encoder = PromptEncoder(model_info, RunConfig(chat_template_kwargs={"think": True}), NOW)
     assert encoder.text(row([USER])).endswith("Let me think.")
     with pytest.raises(UsageError, match=r"--chat-template-kwargs: tokenize is set by rollgen"):
-        PromptEncoder(model_info, RunConfig(chat_template_kwargs={"tokenize": True}))
+        PromptEncoder(model_info, RunConfig(chat_template_kwargs={"tokenize": True}), NOW)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +108,7 @@ def test_a_foreign_tokenizer_is_noticed(model_info):
 
 def test_double_bos_is_recognised(model_info):
     """A templated text given as raw prompt."""
-    encoder = PromptEncoder(model_info, RunConfig())
+    encoder = PromptEncoder(model_info, RunConfig(), NOW)
     once, twice = encoder.encode([row("Hi"), row("<s>Hi")])
     assert not encoder.is_double_bos(once)
     assert encoder.is_double_bos(twice)
