@@ -72,13 +72,13 @@ class RunConfig(BaseModel):
     )
 
     temperature: Annotated[float, Key("identity", panel="Sampling")] = Field(
-        1.0, gt=0, le=2, description="In (0, 2]; divides the logits."
+        1.0, gt=0, le=2, description="In (0, 2]; divides the logits. Below 0.01 counts as 0.01."
     )
     top_k: Annotated[int, Key("identity", panel="Sampling")] = Field(
         50, ge=-1, le=INT32_MAX, description="Keep the k most likely ids; 0 or -1 is off."
     )
     top_p: Annotated[float, Key("identity", panel="Sampling")] = Field(
-        0.95, gt=0, le=1, description="Keep the smallest set with this probability mass; 1 is off."
+        0.95, ge=1e-6, le=1, description="Keep the smallest set with this probability mass; 1 is off."
     )
     min_p: Annotated[float, Key("identity", panel="Sampling")] = Field(
         0.0, ge=0, le=1, description="Drop ids below this share of the most likely one; 0 is off."
@@ -165,6 +165,11 @@ class RunConfig(BaseModel):
     def _pairs(cls, value: object) -> object:
         """`["k=v", ...]` from the command line becomes `{"k": v}`; v is JSON, else a plain string."""
         return value if isinstance(value, dict) else parse_pairs(value)
+
+    @field_validator("stop", "stop_token_ids", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: object) -> object:
+        return (value,) if isinstance(value, str | int) else value
 
     @field_validator("chat_template_kwargs", mode="before")
     @classmethod
@@ -253,6 +258,12 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 def _read_environment() -> dict[str, Any]:
     """`ROLLGEN_TOP_K=20` sets top_k. List and mapping fields are JSON."""
+    known = {ENV_PREFIX + name.upper() for name in RunConfig.model_fields}
+    unknown = sorted(name for name in os.environ if name.startswith(ENV_PREFIX) and name not in known)
+    if unknown:
+        raise UsageError(
+            f"environment: {', '.join(unknown)}: no such setting; unset it, or see rollgen generate --help"
+        )
     values: dict[str, Any] = {}
     for name, field in RunConfig.model_fields.items():
         text = os.environ.get(ENV_PREFIX + name.upper())

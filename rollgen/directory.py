@@ -31,8 +31,9 @@ class Holds(Enum):
     """What an output directory holds."""
 
     NOTHING = "nothing"
-    """It does not exist, is empty, or has only the empty frame of a run that never got to start."""
+    """It does not exist, is empty, or has only the frame of a run that never got to start."""
     RUN = "a run"
+    SHARDS = "shards without a manifest"
     FOREIGN = "other files"
 
 
@@ -42,10 +43,17 @@ def inspect_directory(directory: Path) -> Holds:
         return Holds.NOTHING
     if not directory.is_dir():
         raise UsageError(f"--out {directory}: exists and is not a directory")
-    if (directory / MANIFEST_FILE).exists() or list_shards(directory):
+    if (directory / MANIFEST_FILE).exists():
         return Holds.RUN
-    names = {path.name for path in directory.iterdir() if not path.name.startswith(".tmp-")}
-    return Holds.NOTHING if names <= _OWN_NAMES - {CARD_FILE} else Holds.FOREIGN
+    names = {path.name for path in directory.iterdir()}
+    if not names:
+        return Holds.NOTHING
+    if not any((directory / JOURNAL_DIR).glob("*.lock")):  # the first file that a run makes
+        return Holds.FOREIGN
+    if list_shards(directory):
+        return Holds.SHARDS
+    only_ours = all(name in _OWN_NAMES or name.startswith(".tmp-") for name in names)
+    return Holds.NOTHING if only_ours and not _foreign_data(directory) else Holds.FOREIGN
 
 
 def check_start(directory: Path, holds: Holds, *, resume: bool, clean: bool) -> None:
@@ -54,6 +62,11 @@ def check_start(directory: Path, holds: Holds, *, resume: bool, clean: bool) -> 
         raise UsageError("--resume and --clean exclude each other")
     if holds is Holds.FOREIGN:
         raise UsageError(f"--out {directory}: holds files that are not a rollgen run; choose another directory")
+    if holds is Holds.SHARDS and not clean:
+        raise UsageError(
+            f"--out {directory}: holds shards but no {MANIFEST_FILE}; put it back from a copy, replace the run with "
+            "--clean, or choose another --out"
+        )
     if holds is Holds.RUN and not (resume or clean):
         raise UsageError(
             f"--out {directory}: holds a run already; continue it with --resume, replace it with --clean, "
@@ -62,13 +75,29 @@ def check_start(directory: Path, holds: Holds, *, resume: bool, clean: bool) -> 
 
 
 def clean_directory(directory: Path) -> None:
-    """Remove a run. The caller holds the writer's slot, whose lock file stays."""
-    for name in _OWN_NAMES - {JOURNAL_DIR}:
-        path = directory / name
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
-    for path in (directory / JOURNAL_DIR).glob("*.jsonl"):
-        path.unlink()
-    (directory / DATA_DIR).mkdir()
+    """Remove a run's own files and no others. The caller holds the writer's slot, whose lock file stays."""
+    for name in (MANIFEST_FILE, PLAN_FILE, CARD_FILE):
+        (directory / name).unlink(missing_ok=True)
+    for pattern in (
+        f"{DATA_DIR}/part-*.parquet",
+        f"{DATA_DIR}/.tmp-*",
+        f"{QUARANTINE_DIR}/part-*.parquet",
+        f"{JOURNAL_DIR}/*.jsonl",
+        f"{FAILURES_DIR}/*.jsonl",
+        f"{TOKENIZER_DIR}/*",
+    ):
+        for path in directory.glob(pattern):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+    for name in (QUARANTINE_DIR, FAILURES_DIR, TOKENIZER_DIR):
+        emptied = directory / name
+        if emptied.is_dir() and not any(emptied.iterdir()):
+            emptied.rmdir()
+
+
+def _foreign_data(directory: Path) -> bool:
+    """Whether something that is not a shard lies where shards do."""
+    data = directory / DATA_DIR
+    return data.is_dir() and any(not path.name.startswith(".tmp-") for path in data.iterdir())

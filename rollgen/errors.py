@@ -2,7 +2,7 @@
 
     RollgenError                exit 1   the run failed
     ├── UsageError              exit 2   a flag, a config key or an input row is wrong; raised before a model loads
-    ├── ResumeRefused           exit 4   the directory holds a run that this command would not continue
+    ├── ResumeRefused           exit 4   the directory holds a run that this command would not continue, or a live one
     ├── DatasetError            exit 1   a dataset directory or file is damaged, missing or not rollgen's
     ├── EngineError             exit 1   the inference engine could not start, or died
     └── CaptureError            exit 1   one completion came back without an exact, complete support
@@ -49,5 +49,5 @@ class CaptureError(RollgenError):
 
 EXIT_CODES_HELP = (
     "Exit codes: 0 done · 1 failed · 2 usage or bad input (before any model loads) · 3 done, but some samples "
-    "failed · 4 resume refused · 130/143 interrupted, finished samples committed."
+    "failed · 4 resume refused, or another run is writing there · 130/143 interrupted, finished samples committed."
 )

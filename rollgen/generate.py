@@ -33,7 +33,7 @@ from rollgen.format.manifest import Manifest
 from rollgen.format.recovery import PlannedKeys, recover
 from rollgen.format.schema import PLAN_FILE
 from rollgen.format.writer import ShardWriter
-from rollgen.preflight import Preflight, check_engine, continue_run, establish, plan_run
+from rollgen.preflight import Preflight, check_engine, establish, plan_run
 from rollgen.prompts.plan import Plan
 from rollgen.rollouts import Completion
 
@@ -161,9 +161,7 @@ def generate(
             reporter.phase("check")
             continued = out if holds is Holds.RUN and resume else None
             preflight = plan_run(files, config, plan_path, continued=continued, progress=reporter.checked)
-            if continued is not None:
-                preflight = continue_run(preflight, continued)
-            return asyncio.run(_Run(slot, preflight, holds, reporter).run(make_engine))
+            return asyncio.run(_Run(slot, preflight, reporter).run(make_engine))
         except BaseException:  # inside the slot: what is removed here is not another starter's
             plan_path.unlink(missing_ok=True)
             if created and inspect_directory(out) is Holds.NOTHING:
@@ -224,7 +222,6 @@ class _Run:
 
     slot: WriterSlot
     preflight: Preflight
-    holds: Holds
     reporter: Reporter
     stats: RunStats = field(default_factory=RunStats)
 
@@ -236,12 +233,12 @@ class _Run:
         if self.stats.owed == 0:
             return self._nothing_owed(plan)
         stop = _Stop()
-        self.reporter.phase("load")
         engine = make_engine(self.preflight)
         check_engine(self.preflight, engine)
+        self.reporter.phase("load")
         try:
             await stop.guard(engine.start())
-            manifest = establish(self.preflight, engine, self.slot, self.holds)
+            manifest = establish(self.preflight, engine, self.slot)
             plan.path = self.slot.directory / PLAN_FILE  # where it was moved to
             self._record_tombstones(plan)
             self.reporter.phase("generate")
@@ -282,8 +279,6 @@ class _Run:
         return done
 
     def _nothing_owed(self, plan: Plan) -> RunStats:
-        if self.preflight.stored is None:
-            raise UsageError("no usable prompt: every row was skipped")
         plan.path = self.preflight.plan_path.replace(self.slot.directory / PLAN_FILE)
         self._record_tombstones(plan)
         self.reporter.note("nothing is owed: every planned sample is stored")

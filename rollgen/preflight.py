@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from rollgen import __version__
 from rollgen.config import EMBEDDED_MODEL, RunConfig, digest, field_key
-from rollgen.directory import Holds, clean_directory
+from rollgen.directory import clean_directory
 from rollgen.engines.base import Engine
 from rollgen.engines.replay import check_replayable, check_untruncated, identity_engine_args
 from rollgen.errors import DatasetError, ResumeRefused, UsageError
@@ -84,7 +84,8 @@ def plan_run(
 ) -> Preflight:
     """Check settings and every prompt, and write the plan to `plan_path`. Touches nothing else.
 
-    `continued` is the directory of the run that this one would continue. Raises UsageError.
+    `continued` is the directory of the run that this one continues. Raises UsageError, and ResumeRefused when it would
+    not continue that run.
     """
     replayable = check_replayable(config)
     model = load_model_info(config, resolve_model(config))
@@ -92,7 +93,10 @@ def plan_run(
     summary = write_plan(files, config, model, plan_path, now=planned_at, progress=progress)
     if summary.untruncated:
         check_untruncated(config)
-    return Preflight(config, model, replayable, plan_path, summary, planned_at)
+    if summary.tombstones == summary.prompts:
+        raise UsageError(f"no usable prompt: every row was skipped, the first for: {summary.problems[0]}")
+    preflight = Preflight(config, model, replayable, plan_path, summary, planned_at)
+    return preflight if continued is None else _continue_run(preflight, continued)
 
 
 def _created_at(directory: Path) -> datetime:
@@ -122,7 +126,7 @@ def identity_of(preflight: Preflight, *, capture: str, dtype: str) -> dict[str, 
     }
 
 
-def continue_run(preflight: Preflight, directory: Path) -> Preflight:
+def _continue_run(preflight: Preflight, directory: Path) -> Preflight:
     """The preflight of a command that continues the run in `directory`. Raises ResumeRefused when it would not."""
     stored = read_manifest(directory)
     wanted = preflight.capture_wanted
@@ -141,11 +145,11 @@ def check_engine(preflight: Preflight, engine: Engine) -> None:
         raise ResumeRefused(f"this run was sampled in {dtype}, here dtype is {engine.dtype}; pass --dtype {dtype}")
 
 
-def establish(preflight: Preflight, engine: Engine, slot: WriterSlot, holds: Holds) -> Manifest:
+def establish(preflight: Preflight, engine: Engine, slot: WriterSlot) -> Manifest:
     """Make plan, tokenizer and manifest of this run the directory's, in this order: the manifest says it is there."""
     directory = slot.directory
-    if holds is Holds.RUN and preflight.stored is None:
-        clean_directory(directory)
+    if preflight.stored is None:
+        clean_directory(directory)  # of a run that is replaced, or of what one left that never got to start
     os.replace(preflight.plan_path, directory / PLAN_FILE)
     fsync_directory(directory)
     attempt = _attempt(preflight, engine)

@@ -35,6 +35,14 @@ KINDS = {
 }
 
 
+def test_unknown_variables_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A misspelt setting would otherwise be ignored without a word, and so would a flag that is no setting."""
+    monkeypatch.setenv("ROLLGEN_TEMPRATURE", "0.1")
+    monkeypatch.setenv("ROLLGEN_OUT", "x")
+    with pytest.raises(UsageError, match="environment: ROLLGEN_OUT, ROLLGEN_TEMPRATURE: no such setting"):
+        load_config({})
+
+
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """No variable of the developer's own."""
@@ -167,7 +175,7 @@ WRONG = [
     ("temperature", "2.1", "Input should be less than or equal to 2, got '2.1'"),
     ("temperature", "nan", "Input should be a finite number, got 'nan'"),
     ("temperature", "warm", "Input should be a valid number, unable to parse string as a number, got 'warm'"),
-    ("top_p", "0", "Input should be greater than 0, got '0'"),
+    ("top_p", "0", "Input should be greater than or equal to 0.000001, got '0'"),
     ("top_p", "1.1", "Input should be less than or equal to 1, got '1.1'"),
     ("min_p", "-0.1", "Input should be greater than or equal to 0, got '-0.1'"),
     ("top_k", "-2", "Input should be greater than or equal to -1, got '-2'"),

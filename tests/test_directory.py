@@ -31,10 +31,15 @@ def lay_out(directory: Path, *names: str) -> Path:
     [
         pytest.param((), Holds.NOTHING, id="empty"),
         pytest.param(("data/", "journal/w0.lock"), Holds.NOTHING, id="the frame of a run that never started"),
-        pytest.param((".tmp-w0-plan.parquet", "data/.tmp-w0-000000"), Holds.NOTHING, id="leftovers"),
-        pytest.param(("plan.parquet", "tokenizer/x"), Holds.NOTHING, id="killed before the manifest"),
+        pytest.param((".tmp-w0-plan.parquet", "data/.tmp-w0-000000", "journal/w0.lock"), Holds.NOTHING, id="leftovers"),
+        pytest.param(
+            ("plan.parquet", "tokenizer/x", "journal/w0.lock"), Holds.NOTHING, id="killed before the manifest"
+        ),
+        pytest.param(("plan.parquet", "tokenizer/x", "data/"), Holds.FOREIGN, id="the user's files by the same names"),
+        pytest.param(("data/train.jsonl", "journal/w0.lock"), Holds.FOREIGN, id="the user's file among the data"),
         pytest.param(("rollgen.json",), Holds.RUN, id="a manifest"),
-        pytest.param(("data/part-w0-000000.parquet",), Holds.RUN, id="a shard without a manifest"),
+        pytest.param(("data/part-w0-000000.parquet", "journal/w0.lock"), Holds.SHARDS, id="a shard without a manifest"),
+        pytest.param(("data/part-w0-000000.parquet",), Holds.FOREIGN, id="a file named like a shard"),
         pytest.param(("rollgen.json", "notes.txt"), Holds.RUN, id="a run and the user's own files"),
         pytest.param(("notes.txt",), Holds.FOREIGN, id="a file"),
         pytest.param(("src/",), Holds.FOREIGN, id="a directory"),
@@ -71,6 +76,7 @@ def test_a_file_is_no_directory(tmp_path: Path) -> None:
         (Holds.NOTHING, False, True),
         (Holds.RUN, True, False),
         (Holds.RUN, False, True),
+        (Holds.SHARDS, False, True),
     ],
 )
 def test_may_start(holds: Holds, resume: bool, clean: bool) -> None:
@@ -82,6 +88,8 @@ def test_may_start(holds: Holds, resume: bool, clean: bool) -> None:
     ("holds", "resume", "clean", "expected"),
     [
         (Holds.RUN, False, False, "--out out: holds a run already; continue it with --resume, replace it with --clean"),
+        (Holds.SHARDS, False, False, "--out out: holds shards but no rollgen.json; put it back from a copy"),
+        (Holds.SHARDS, True, False, "holds shards but no rollgen.json"),
         (Holds.FOREIGN, False, False, "--out out: holds files that are not a rollgen run; choose another directory"),
         (Holds.FOREIGN, True, False, "holds files that are not a rollgen run"),
         (Holds.FOREIGN, False, True, "holds files that are not a rollgen run"),
@@ -100,13 +108,19 @@ def test_clean_removes_the_run_and_nothing_else(tmp_path: Path, make_dataset: Ca
     """The user's own files stay, and so does the lock of the writer that cleans."""
     directory = make_dataset(tmp_path / "out")
     lay_out(
-        directory, "failures/w0.jsonl", "tokenizer/a/b", "quarantine/part-w0-000009.parquet", CARD_FILE, "notes.txt"
+        directory,
+        "failures/w0.jsonl",
+        "tokenizer/a/b",
+        "quarantine/part-w0-000009.parquet",
+        CARD_FILE,
+        "notes.txt",
+        "data/mine.txt",
     )
     assert set(OWN) < {path.name for path in directory.iterdir()}
     with WriterSlot(directory, "w0"):
         clean_directory(directory)
     left = sorted(str(path.relative_to(directory)) for path in directory.rglob("*"))
-    assert left == ["data", "journal", "journal/w0.lock", "notes.txt"]
+    assert left == ["data", "data/mine.txt", "journal", "journal/w0.lock", "notes.txt"]
 
 
 def test_clean_of_half_a_run(tmp_path: Path) -> None:

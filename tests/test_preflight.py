@@ -16,7 +16,7 @@ from models.tiny import make_tiny_model
 from rollgen.config import EMBEDDED_MODEL, RunConfig, digest, field_key
 from rollgen.errors import DatasetError, ResumeRefused, UsageError
 from rollgen.format.manifest import read_manifest
-from rollgen.preflight import Preflight, check_engine, continue_run, identity_of, plan_run, resolve_model
+from rollgen.preflight import Preflight, check_engine, identity_of, plan_run, resolve_model
 from rollgen.prompts.plan import Plan
 
 
@@ -24,9 +24,9 @@ from rollgen.prompts.plan import Plan
 def planned(runs: Runs, tmp_path: Path) -> Callable[..., Preflight]:
     """`planned(top_k=5)`: the preflight of the five prompts with these settings."""
 
-    def plan(**settings: Any) -> Preflight:
+    def plan(continued: Path | None = None, **settings: Any) -> Preflight:
         config = RunConfig.model_validate({"model": str(runs.model), "max_tokens": 8} | settings)
-        return plan_run([runs.prompts], config, tmp_path / "plan.parquet")
+        return plan_run([runs.prompts], config, tmp_path / "plan.parquet", continued=continued)
 
     return plan
 
@@ -151,7 +151,7 @@ def test_same_command_continues(runs: Runs, planned: Callable[..., Preflight]) -
     """The manifest comes along, and how many prompts its plan has; `auto` keeps the capture it had."""
     runs()
     runs.write_prompts(7)
-    preflight = continue_run(planned(n=2, top_k=8), runs.out)
+    preflight = planned(runs.out, n=2, top_k=8)
     assert preflight.stored == read_manifest(runs.out)
     assert preflight.known_prompts == 5
     assert preflight.capture_wanted == "logprobs"
@@ -164,7 +164,7 @@ def test_the_control_run_continues_with_the_same_command(
     """Nothing truncates, so the manifest says `none` whatever was asked; asking the same again is no change."""
     settings = {"top_k": 0, "top_p": 1, "capture": capture, "n": 2}
     runs(FakeEngine(capture="none"), **settings)
-    assert continue_run(planned(**settings), runs.out).capture_wanted == "none"
+    assert planned(runs.out, **settings).capture_wanted == "none"
 
 
 def test_supports_are_not_added_to_a_run_without(runs: Runs, tmp_path: Path) -> None:
@@ -180,16 +180,16 @@ def test_supports_are_not_added_to_a_run_without(runs: Runs, tmp_path: Path) -> 
 def test_dtype_may_be_named_later(runs: Runs, planned: Callable[..., Preflight]) -> None:
     """A run began as `auto`, which was bfloat16: that name continues it, another does not."""
     runs()
-    continue_run(planned(n=2, top_k=8, dtype="bfloat16"), runs.out)
+    planned(runs.out, n=2, top_k=8, dtype="bfloat16")
     with pytest.raises(ResumeRefused, match=r'dtype \("bfloat16" -> "float16"\)'):
-        continue_run(planned(n=2, top_k=8, dtype="half"), runs.out)
+        planned(runs.out, n=2, top_k=8, dtype="half")
 
 
 def test_engine_must_have_the_dtype_of_the_run(runs: Runs, planned: Callable[..., Preflight]) -> None:
     """`auto` may turn out otherwise on another device; a new run takes any."""
     check_engine(planned(), FakeEngine(dtype="float16"))
     runs()
-    preflight = continue_run(planned(n=2, top_k=8), runs.out)
+    preflight = planned(runs.out, n=2, top_k=8)
     check_engine(preflight, FakeEngine(dtype="bfloat16"))
     with pytest.raises(ResumeRefused, match="sampled in bfloat16, here dtype is float16; pass --dtype bfloat16"):
         check_engine(preflight, FakeEngine(dtype="float16"))
@@ -200,7 +200,7 @@ def test_damaged_plan_is_an_error(runs: Runs, planned: Callable[..., Preflight])
     runs()
     (runs.out / "plan.parquet").write_bytes(b"")
     with pytest.raises(DatasetError, match=r"plan\.parquet: "):
-        continue_run(planned(n=2, top_k=8), runs.out)
+        planned(runs.out, n=2, top_k=8)
 
 
 def test_manifest_says_what_was_run(runs: Runs) -> None:

@@ -5,6 +5,7 @@ Data goes to stdout; logs, bars and errors to stderr. An error is one plain line
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 
@@ -45,11 +46,15 @@ def _root(
 
 def main() -> None:
     """Console entry point: run the command and exit with the code that `errors.py` documents."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that is not UTF-8 gets escapes, not a traceback
     command = typer.main.get_command(app)
     try:
         # What `app()` does, but for its own ways with broken pipes and Ctrl-C.
         with command.make_context("rollgen", sys.argv[1:]) as context:
             code = command.invoke(context)
+        sys.stdout.flush()
     except typer.Exit as stop:
         code = stop.exit_code
     except TyperException as error:
@@ -61,6 +66,8 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader (`| head`) went away: not an error
         code = 0
+    except OSError as error:
+        code = _fail(f"{error.filename or 'output'}: {error.strerror or error}", 1)
     sys.exit(code)
 
 

@@ -48,9 +48,9 @@ def generate(
     from rollgen.config import load_config
 
     run_config = load_config(given(options), config)
-    if dry_run:
-        return _dry_run(files, run_config, as_json=as_json)
     directory = out or Path(f"{files[0].stem}-rollouts")
+    if dry_run:
+        return _dry_run(files, run_config, directory, resume=resume, clean=clean, as_json=as_json)
     return _run(files, run_config, directory, resume=resume, clean=clean, as_json=as_json)
 
 
@@ -66,18 +66,23 @@ def _run(files: list[Path], config: RunConfig, out: Path, *, resume: bool, clean
         except Interrupted as stop:
             reporter.note(str(stop))
             return 128 + stop.signal_number
-    write_card(out)
+    if stats.stored:
+        write_card(out)
     print_summary(out, stats, as_json=as_json)
     return stats.exit_code
 
 
-def _dry_run(files: list[Path], config: RunConfig, *, as_json: bool) -> int:
+def _dry_run(files: list[Path], config: RunConfig, out: Path, *, resume: bool, clean: bool, as_json: bool) -> int:
     import tempfile
 
     from rollgen.cli.summary import print_dry_run
+    from rollgen.directory import Holds, check_start, inspect_directory
     from rollgen.preflight import plan_run
 
+    holds = inspect_directory(out)
+    check_start(out, holds, resume=resume, clean=clean)
     with tempfile.TemporaryDirectory() as scratch:
-        preflight = plan_run(files, config, Path(scratch) / "plan.parquet")
+        continued = out if holds is Holds.RUN and resume else None
+        preflight = plan_run(files, config, Path(scratch) / "plan.parquet", continued=continued)
         print_dry_run(preflight, as_json=as_json)
     return 0

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from rollgen.errors import UsageError
+
 
 def inspect(
     directory: Annotated[Path, typer.Argument(help="Dataset directory.", metavar="DIR", show_default=False)],
@@ -20,6 +22,8 @@ def inspect(
     from rollgen.inspect.stats import dataset_stats
     from rollgen.inspect.terminal import render
 
+    if not directory.is_dir():
+        raise UsageError(f"{directory}: not a directory; name the one that holds rollgen.json")
     stats = dataset_stats(directory)
     if as_json:
         typer.echo(json.dumps(stats.to_json(), indent=2))

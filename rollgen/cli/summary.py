@@ -51,7 +51,8 @@ def print_dry_run(preflight: Preflight, *, as_json: bool) -> None:
     for name, value in config.items():
         typer.echo(f"{name} = {plain(json.dumps(value, ensure_ascii=False))}")
     typer.echo(
-        f"\n{summary.prompts} prompts, {summary.samples} samples, {summary.tombstones} rows skipped, "
+        f"\n{summary.prompts - summary.tombstones} prompts, {summary.samples - summary.tombstone_samples} samples, "
+        f"{summary.tombstones} rows skipped, "
         f"{summary.clamped} with max_tokens clamped to the context of {model.context_length}"
     )
     typer.echo(

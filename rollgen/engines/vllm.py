@@ -18,10 +18,12 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from pydantic import ValidationError
 
 from rollgen.config import RunConfig
 from rollgen.engines import capture
 from rollgen.engines.base import Capture, RequestError, SampleRequest
+from rollgen.engines.children import PARENT_VARIABLE
 from rollgen.errors import CaptureError, EngineError, UsageError
 from rollgen.format.manifest import EngineRecord
 from rollgen.rollouts import FINISH_REASONS, Completion, Sampling
@@ -85,7 +87,7 @@ class VllmEngine:
         self._replayable = replayable
         self._decode = decode
         self._llm: AsyncLLM | None = None
-        self._sampling_args = _sampling_arguments(config)
+        self._sampling_args = _sampling_arguments(config, vocab_size)
         self.resampled = 0
         self.capture: Capture
         self.capture, self._vllm_config = _resolve(config, model, capture_wanted, untruncated)
@@ -97,6 +99,7 @@ class VllmEngine:
 
     async def start(self) -> None:
         """Load the weights in a thread, so that the loop sees signals. Cancelling it ends the engine's processes."""
+        os.environ[PARENT_VARIABLE] = str(os.getpid())
         loading = asyncio.ensure_future(
             asyncio.to_thread(AsyncLLM.from_vllm_config, self._vllm_config, disable_log_stats=True)
         )
@@ -106,6 +109,7 @@ class VllmEngine:
             while not loading.done():  # the thread cannot be stopped, but without its processes it gives up
                 _end_processes()
                 await asyncio.wait({loading}, timeout=0.2)
+            loading.exception()  # expected, and of no interest
             raise
         except Exception as error:
             raise EngineError(f"vLLM could not load the model: {_one_line(error)}") from error
@@ -139,9 +143,9 @@ class VllmEngine:
         if self._llm is None:
             raise EngineError("vLLM is not running")
         prompt = tokens_input(request.prompt.token_ids.tolist())
-        params = self._sampling_params(request, num_logprobs)
         final: RequestOutput | None = None
         try:
+            params = self._sampling_params(request, num_logprobs)
             async for output in self._llm.generate(prompt, params, f"{request.request_id}-{num_logprobs}"):
                 final = output
         except EngineDeadError as error:
@@ -290,17 +294,21 @@ def _cpu_defaults(config: RunConfig) -> dict[str, Any]:
     return defaults
 
 
-def _sampling_arguments(config: RunConfig) -> dict[str, Any]:
+def _sampling_arguments(config: RunConfig, vocab_size: int) -> dict[str, Any]:
     """`--sampling-arg` values in the types that SamplingParams wants. Raises UsageError when it refuses them."""
     arguments: dict[str, Any] = dict(config.sampling_arg)
     try:
+        allowed = arguments.get("allowed_token_ids") or []
+        if not all(0 <= token < vocab_size for token in allowed):
+            raise ValueError(f"allowed_token_ids lie outside the model's vocabulary of {vocab_size}")
         if isinstance(arguments.get("structured_outputs"), dict):
             arguments["structured_outputs"] = StructuredOutputsParams(**arguments["structured_outputs"])
         if isinstance(arguments.get("logit_bias"), dict):
             arguments["logit_bias"] = {int(token): float(bias) for token, bias in arguments["logit_bias"].items()}
-        SamplingParams(**arguments)
+        SamplingParams(**({"max_tokens": config.max_tokens} | arguments))
     except (ValueError, TypeError) as error:
-        raise UsageError(f"--sampling-arg: vLLM refuses it: {_one_line(error)}") from error
+        names = ", ".join(arguments)
+        raise UsageError(f"--sampling-arg {names}: vLLM refuses the value: {_one_line(error)}") from error
     return arguments
 
 
@@ -318,7 +326,9 @@ def _engine_record() -> EngineRecord:
 
 
 def _one_line(error: BaseException) -> str:
-    """The telling part of an exception's text: pydantic puts it on the second line, behind `Value error, `."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    telling = next((line for line in lines if line.startswith("Value error, ")), lines[0])
-    return telling.removeprefix("Value error, ").split(" [type=")[0]
+    """The telling part of an exception's text; of pydantic's, what is wrong with which field."""
+    if isinstance(error, ValidationError):
+        problem = error.errors()[0]
+        place = "".join(f"{part}: " for part in problem["loc"])
+        return place + problem["msg"].removeprefix("Value error, ")
+    return " ".join(str(error).split()) or type(error).__name__

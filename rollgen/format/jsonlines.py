@@ -45,7 +45,9 @@ def read_lines(path: Path, kind: type[_Line]) -> Iterator[tuple[int, _Line]]:
             try:
                 yield number, parser.validate_json(text, strict=True)
             except ValidationError:
-                raise DatasetError(f"{path}:{number}: damaged line") from None
+                raise DatasetError(
+                    f"{path}:{number}: damaged line; put the file back from a copy, or delete this line"
+                ) from None
 
 
 def truncate_torn_tail(path: Path) -> None:

@@ -18,6 +18,8 @@ from rollgen.config import canonical_json, digest
 from rollgen.errors import DatasetError, ResumeRefused
 from rollgen.format.schema import FORMAT_NAME, FORMAT_VERSION, MANIFEST_FILE
 
+_FIX = "put it back from a copy, or start again with --clean"
+
 
 class _Section(BaseModel):
     """Unknown keys are kept: a later MINOR version may add some."""
@@ -97,7 +99,7 @@ def read_manifest(directory: Path) -> Manifest:
     except FileNotFoundError:
         raise DatasetError(f"{path}: not found; {directory} is not a rollgen dataset") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise DatasetError(f"{path}: not readable as JSON: {error}") from None
+        raise DatasetError(f"{path}: not readable as JSON: {error}; {_FIX}") from None
     if not isinstance(raw, dict) or raw.get("format") != FORMAT_NAME:
         raise DatasetError(f'{path}: not a rollgen manifest: "format" is not "{FORMAT_NAME}"')
     check_format_version(str(raw.get("format_version")), path)
@@ -108,7 +110,7 @@ def read_manifest(directory: Path) -> Manifest:
         place = ".".join(str(part) for part in problem["loc"])
         raise DatasetError(f"{path}: {place}: {problem['msg']}") from None
     if digest(manifest.identity) != manifest.config_digest:
-        raise DatasetError(f"{path}: config_digest does not match identity: the manifest was edited or damaged")
+        raise DatasetError(f"{path}: config_digest does not match identity: the manifest was edited or damaged; {_FIX}")
     return manifest
 
 

@@ -8,6 +8,7 @@ then loaded at that commit, so that a branch that moves cannot mix two models.
 from __future__ import annotations
 
 import hashlib
+import logging
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -194,9 +195,12 @@ def _chat_template(file: str | None, tokenizer: PreTrainedTokenizerBase) -> str 
 @contextmanager
 def _quiet_transformers() -> Iterator[None]:
     """Keep transformers' advice about the model off stderr; its errors come as exceptions."""
-    verbosity = transformers.logging.get_verbosity()
+    verbosity, hub = transformers.logging.get_verbosity(), logging.getLogger("huggingface_hub")
+    level = hub.level
     transformers.logging.set_verbosity_error()
+    hub.setLevel(logging.ERROR)  # it announces each of its retries
     try:
         yield
     finally:
         transformers.logging.set_verbosity(verbosity)
+        hub.setLevel(level)

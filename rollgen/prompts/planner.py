@@ -91,10 +91,11 @@ def write_plan(
     lines = PromptFiles(files, config.limit)
     rules = RowRules.of(config, model.vocab_size)
     encoder = PromptEncoder(model, config, now)
+    min_tokens = _min_tokens(config)
     fatal = config.on_bad_row == "fail"
     ids, duplicates = _identify(lines, rules, _Report(fatal=fatal))
     sources = lines.sources
-    planner = _Planner(rules, encoder, model.context_length, ids, duplicates, _Report(fatal=fatal))
+    planner = _Planner(rules, encoder, model.context_length, min_tokens, ids, duplicates, _Report(fatal=fatal))
     with PlanWriter(path) as writer:
         for group in _groups(lines):
             writer.write(planner.plan(group))
@@ -106,6 +107,13 @@ def write_plan(
     if config.system_prompt is not None and planner.chats == 0:
         raise UsageError("--system-prompt: there is no chat to put it before; use messages, or --chat to wrap prompts")
     return planner.summary(sources)
+
+
+def _min_tokens(config: RunConfig) -> int:
+    value = config.sampling_arg.get("min_tokens", 0)
+    if type(value) is not int:
+        raise UsageError(f"--sampling-arg min_tokens: must be a whole number, not {value!r}")
+    return value
 
 
 class _Report:
@@ -169,6 +177,7 @@ class _Planner:
     rules: RowRules
     encoder: PromptEncoder
     context_length: int
+    min_tokens: int
     ids: IdTable
     duplicates: dict[int, Duplicate]
     report: _Report
@@ -237,15 +246,29 @@ class _Planner:
         self.planned += 1
         self.samples += n
         if isinstance(row, BadRow) or isinstance(encoded, str):
-            self.report.add(line, str(encoded))
-            self.tombstones += 1
-            self.tombstone_samples += n
-            error = f"{line.short}: {encoded}"
-            return Prompt(prompt_id, index, np.empty(0, np.int32), sampling, n, seed, error=error)
+            return self._tombstone(line, prompt_id, index, row, str(encoded))
         sampling = replace(sampling, max_tokens=min(sampling.max_tokens, self.context_length - encoded.size))
+        if sampling.max_tokens < self.min_tokens:
+            problem = f"max_tokens is {sampling.max_tokens}, less than --sampling-arg min_tokens={self.min_tokens}"
+            return self._tombstone(line, prompt_id, index, row, problem)
         prompt = Prompt(prompt_id, index, encoded, sampling, n, seed, row.prompt, row.metadata)
         self._count(row, prompt)
         return prompt
+
+    def _tombstone(self, line: Line, prompt_id: str, index: int, row: Row | BadRow, problem: str) -> Prompt:
+        parameters = row.parameters
+        self.report.add(line, problem)
+        self.tombstones += 1
+        self.tombstone_samples += parameters.n
+        return Prompt(
+            prompt_id,
+            index,
+            np.empty(0, np.int32),
+            parameters.sampling,
+            parameters.n,
+            parameters.seed,
+            error=f"{line.short}: {problem}",
+        )
 
     def _count(self, row: Row, prompt: Prompt) -> None:
         self.lengths.append(prompt.token_ids.size)

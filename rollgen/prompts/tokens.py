@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rollgen.rollouts import Int32Array
 
 _OWN_ARGUMENTS = frozenset(
-    {"chat_template", "tokenize", "add_generation_prompt", "continue_final_message", "return_dict", "conversation"}
+    "conversation messages chat_template tokenize add_generation_prompt continue_final_message return_dict".split()
 )
 """Arguments of `apply_chat_template` that are ours; all others go to the template."""
 _RENDER_ERRORS = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)

@@ -214,6 +214,17 @@ def test_dry_run_as_json(rollgen: Callable[..., Outcome], prompts: Path, tiny_mo
     assert (shown["plan"]["first_prompt_id"], shown["plan"]["first_text"]) == ("a", "What is seven and five?")
 
 
+def test_dry_run_refuses_what_the_run_would(
+    rollgen: Callable[..., Outcome], prompts: Path, tiny_model: Path, make_dataset: Callable[..., Path]
+) -> None:
+    """The output directory is looked at too: a file, a run without flags, a run with other settings."""
+    directory = make_dataset(prompts.parent / "out")
+    command = ["generate", prompts, "--model", tiny_model, "--dry-run", "--out"]
+    assert rollgen(*command, prompts).error == f"--out {prompts}: exists and is not a directory"
+    assert "holds a run already" in rollgen(*command, directory).error
+    assert rollgen(*command, directory, "--resume").code == 4
+
+
 def test_dry_run_finds_bad_rows(rollgen: Callable[..., Outcome], tmp_path: Path, tiny_model: Path) -> None:
     """As the run itself would."""
     (tmp_path / "p.jsonl").write_text("{}\n")

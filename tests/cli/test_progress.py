@@ -8,6 +8,7 @@ import pytest
 from models.runs import Runs
 
 from rollgen.cli import progress
+from rollgen.cli.card import write_card
 from rollgen.cli.progress import ConsoleReporter
 from rollgen.generate import RunStats
 
@@ -50,6 +51,19 @@ def test_a_run_writes_its_card(runs: Runs) -> None:
         runs(reporter=reporter)
     assert (runs.out / "README.md").read_text().startswith("---\n")
     assert not list(runs.out.glob(".tmp-*"))
+
+
+def test_an_edited_card_is_left_alone(runs: Runs) -> None:
+    """What someone wrote into a dataset's README survives the next attempt; an untouched card is refreshed."""
+    card = runs.out / "README.md"
+    with ConsoleReporter("none") as reporter:
+        runs(reporter=reporter)
+        write_card(runs.out)
+        assert "10, of 5 prompts" in card.read_text()
+        card.write_text(edited := card.read_text().replace("Completions of", "My completions of"))
+        runs(reporter=reporter, resume=True, n=3)
+        write_card(runs.out)
+    assert card.read_text() == edited
 
 
 def test_none_is_silent(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:

@@ -187,6 +187,21 @@ def test_summary_figures(make_plan):
     assert summary.first.token_ids.tolist() == [5, 5, 5]
 
 
+def test_max_tokens_below_min_tokens_is_a_bad_row(make_plan):
+    """vLLM would refuse the request in the middle of the run; a clamp by the context counts as well."""
+    rows = [{"prompt": "Hi", "max_tokens": 8}, {"prompt": "Hi", "max_tokens": 3}]
+    with pytest.raises(UsageError, match=r"p0.jsonl:2: max_tokens is 3, less than --sampling-arg min_tokens=5"):
+        make_plan(rows, sampling_arg={"min_tokens": 5})
+    with pytest.raises(UsageError, match="min_tokens: must be a whole number, not 'x'"):
+        make_plan(rows, sampling_arg={"min_tokens": "x"})
+
+
+def test_spellings_of_flags_are_refused_in_rows(make_plan):
+    """They would end up in the metadata and change nothing."""
+    with pytest.raises(UsageError, match="num_samples: in a row this is called n"):
+        make_plan([{"prompt": "Hi", "num_samples": 3}])
+
+
 def test_double_bos_is_counted(make_plan):
     """A raw prompt that begins with `<s>` gets a second one; a chat, and ids given as such, do not."""
     planned = make_plan([{"prompt": "<s>Hi"}, {"prompt": "Hi"}, {"messages": [USER]}, {"prompt_token_ids": [0, 0]}])
