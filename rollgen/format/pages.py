@@ -18,6 +18,8 @@ from typing import Any, BinaryIO, Final, NamedTuple
 
 _HEADER_BYTES: Final = 32 << 10
 """Upper bound of a header: four statistics of at most 4 KiB each, and a few integers."""
+_WINDOW_BYTES: Final = 64 << 10
+"""Read at a time: most column chunks are smaller, and each read gives the GIL away."""
 _PAGE_TYPE: Final = 1
 _COMPRESSED_SIZE: Final = 3
 _CRC: Final = 4
@@ -57,9 +59,11 @@ def _check_chunk(file: BinaryIO, chunk: Any) -> None:
     # A chunk without dictionary says None, or 0 when another writer made it.
     position = chunk.dictionary_page_offset or chunk.data_page_offset
     end = position + chunk.total_compressed_size
-    values = 0
+    values, start, window = 0, position, b""
     while position < end:
-        page = _read_page_header(file, position)
+        if position + _HEADER_BYTES > start + len(window) < end:
+            start, window = position, os.pread(file.fileno(), min(_WINDOW_BYTES, end - position), position)
+        page = _read_page_header(window[position - start : position - start + _HEADER_BYTES])
         if page is None:
             raise ValueError(f"{chunk.path_in_schema}: damaged page header at byte {position}")
         if not page.has_checksum:
@@ -81,10 +85,10 @@ class _Page(NamedTuple):
     has_checksum: bool
 
 
-def _read_page_header(file: BinaryIO, position: int) -> _Page | None:
-    """The page at a byte position, or None when its header does not decode."""
+def _read_page_header(data: bytes) -> _Page | None:
+    """The page whose header `data` begins with, or None when it does not decode."""
     try:
-        header, length = read_struct(os.pread(file.fileno(), _HEADER_BYTES, position))
+        header, length = read_struct(data)
         nested_field = _NESTED_HEADERS[header[_PAGE_TYPE]]
         nested = header[nested_field]
         encoding = _ENCODING_NAMES[nested[_ENCODING_FIELDS[nested_field]]]

@@ -3,7 +3,8 @@
 A finished sample waits in memory for the rest of its prompt group until the commit interval ends, so groups stay
 together on disk; rows of a shard are sorted by (prompt_index, sample_index). Encoding, verification and commit run in
 one background thread while the caller goes on adding; at most one shard is being written at a time, so memory is
-bounded by about twice `MAX_BUFFER_BYTES`. An error in that thread is raised by the next call.
+bounded by about twice `MAX_BUFFER_BYTES`. An error in that thread is raised by the next call. The thread takes the GIL
+only a few times for each row group, because each time it has to wait for a busy caller.
 """
 
 from __future__ import annotations
@@ -50,14 +51,19 @@ def footer_metadata(manifest: Manifest) -> dict[bytes, bytes]:
     }
 
 
-def write_parquet(path: Path, completions: Sequence[Completion], schema: pa.Schema) -> None:
-    """Write completions, in the order given, as one Parquet file. `pa.OSFile` writes without the GIL."""
+def build_row_groups(completions: Sequence[Completion], schema: pa.Schema) -> list[pa.Table]:
+    """Completions, in the order given, as the tables of a shard's row groups (0.07 us a token)."""
+    return [build_table(group, schema) for group in split_row_groups(completions)]
+
+
+def write_parquet(path: Path, row_groups: Sequence[pa.Table], schema: pa.Schema) -> None:
+    """Write one Parquet file. `pa.OSFile` writes without the GIL."""
     with (
         pa.OSFile(str(path), "wb") as sink,
         pq.ParquetWriter(sink, schema, **parquet_options(schema)) as writer,
     ):
-        for group in split_row_groups(completions):
-            writer.write_table(build_table(group, schema), row_group_size=len(group))
+        for table in row_groups:
+            writer.write_table(table, row_group_size=table.num_rows)
 
 
 class ShardWriter:
@@ -145,7 +151,10 @@ class ShardWriter:
         self._last_commit = time.monotonic()
         if completions:
             completions.sort(key=lambda c: (c.prompt_index, c.sample_index))
-            self._committing = self._thread.submit(self._write_shard, completions)
+            tokens = sum(len(c.token_ids) for c in completions)
+            mask_ids = sum(len(c.mask_ids) for c in completions)
+            row_groups = build_row_groups(completions, self._schema)
+            self._committing = self._thread.submit(self._write_shard, row_groups, tokens, mask_ids)
 
     def _collect(self, *, wait: bool) -> None:
         if self._committing is not None and (wait or self._committing.done()):
@@ -153,18 +162,14 @@ class ShardWriter:
             self._failed = committing.exception() is not None
             self.committed.append(committing.result())
 
-    def _write_shard(self, completions: list[Completion]) -> JournalLine:
+    def _write_shard(self, row_groups: list[pa.Table], tokens: int, mask_ids: int) -> JournalLine:
         temporary = self._slot.temporary()
         try:
             with ExitStack() as on_exit:
                 on_exit.callback(temporary.unlink, missing_ok=True)  # published, it has its final name; else worthless
-                write_parquet(temporary, completions, self._schema)
+                write_parquet(temporary, row_groups, self._schema)
                 verify_shard(temporary)
-                return self._slot.publish(
-                    temporary,
-                    rows=len(completions),
-                    tokens=sum(len(c.token_ids) for c in completions),
-                    mask_ids=sum(len(c.mask_ids) for c in completions),
-                )
+                rows = sum(table.num_rows for table in row_groups)
+                return self._slot.publish(temporary, rows=rows, tokens=tokens, mask_ids=mask_ids)
         except OSError as error:
             raise DatasetError(f"{temporary}: cannot be written: {error.strerror or error}") from error

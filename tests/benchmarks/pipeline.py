@@ -36,7 +36,7 @@ VOCAB_SIZE = 151_936
 GROUP = 8
 ROUNDS = 3
 TOKENS = 600_000
-SHARD_BYTES = 8 << 20
+SHARD_BYTES = 16 << 20
 """Several shards in a round, so that with a second core one is encoded while the next is filled."""
 NUM_LOGPROBS = 82
 """What the logprobs capture asks for at top_k 50."""

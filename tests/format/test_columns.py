@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from rollgen.format import columns
 from rollgen.format.columns import build_table, split_row_groups
 from rollgen.format.schema import ROW_GROUP_TOKENS, shard_schema
-from rollgen.format.writer import write_parquet
+from rollgen.format.writer import build_row_groups, write_parquet
 from rollgen.rollouts import FINISH_REASONS, Completion, Sampling
 
 MakeCompletion = Callable[..., Completion]
@@ -60,7 +60,7 @@ def as_row(completion: Completion, *, support_logprobs: bool) -> dict[str, Any]:
 
 def round_trip(path: Path, completions: list[Completion], *, support_logprobs: bool) -> list[dict[str, Any]]:
     schema = shard_schema(support_logprobs=support_logprobs)
-    write_parquet(path, completions, schema)
+    write_parquet(path, build_row_groups(completions, schema), schema)
     table = pq.read_table(path)
     assert table.schema.equals(schema)
     return list(table.to_pylist())
@@ -171,7 +171,9 @@ def test_groups_of_a_file_are_those_of_the_split(tmp_path: Path, make_completion
     """One Parquet row group for each: what is read at random is what was cut."""
     rows = [make_completion(0, k, tokens=20_000, largest=2) for k in range(5)]
     path = tmp_path / "shard.parquet"
-    write_parquet(path, rows, shard_schema(support_logprobs=False))
+    write_parquet(
+        path, build_row_groups(rows, shard_schema(support_logprobs=False)), shard_schema(support_logprobs=False)
+    )
     metadata = pq.read_metadata(path)
     assert [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)] == [3, 2]
     assert pq.read_table(path)["sample_index"].to_pylist() == [0, 1, 2, 3, 4]

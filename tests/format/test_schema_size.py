@@ -15,7 +15,7 @@ from rollgen.format.columns import build_table
 from rollgen.format.pages import read_struct
 from rollgen.format.ragged import nested_ragged, ragged
 from rollgen.format.schema import shard_schema
-from rollgen.format.writer import footer_metadata, write_parquet
+from rollgen.format.writer import build_row_groups, footer_metadata, write_parquet
 from rollgen.rollouts import Completion, Sampling
 
 MakeCompletion = Callable[..., Completion]
@@ -62,7 +62,9 @@ def sampled() -> list[Completion]:
 def shard(sampled: list[Completion], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A shard of them, in one row group."""
     path = tmp_path_factory.mktemp("size") / "shard.parquet"
-    write_parquet(path, sampled, shard_schema(support_logprobs=True))
+    write_parquet(
+        path, build_row_groups(sampled, shard_schema(support_logprobs=True)), shard_schema(support_logprobs=True)
+    )
     return path
 
 
@@ -129,7 +131,7 @@ def test_footer_explains_a_lone_shard(
     """Format version, digest, both vocabulary sizes and the engine are in the footer of each shard."""
     manifest = make_manifest()
     schema = shard_schema(support_logprobs=False).with_metadata(footer_metadata(manifest))
-    write_parquet(tmp_path / "shard.parquet", [make_completion()], schema)
+    write_parquet(tmp_path / "shard.parquet", build_row_groups([make_completion()], schema), schema)
     stored = pq.read_metadata(tmp_path / "shard.parquet").metadata
     assert {key: value for key, value in stored.items() if key.startswith(b"rollgen.")} == {
         b"rollgen.format_version": b"1.0",
@@ -143,6 +145,10 @@ def test_footer_explains_a_lone_shard(
 def test_null_supports_cost_little(tmp_path: Path, make_completion: MakeCompletion) -> None:
     """A null support costs a level, not an id: 40,000 untruncated tokens take less than a tenth of a byte each."""
     path = tmp_path / "shard.parquet"
-    write_parquet(path, [make_completion(0, 0, tokens=40_000, full=True)], shard_schema(support_logprobs=False))
+    write_parquet(
+        path,
+        build_row_groups([make_completion(0, 0, tokens=40_000, full=True)], shard_schema(support_logprobs=False)),
+        shard_schema(support_logprobs=False),
+    )
     assert column_chunks(path)[MASK_LEAF].total_compressed_size < 4_000
     assert column_chunks(path)[MASK_LEAF].num_values == 40_000

@@ -10,7 +10,7 @@ import pytest
 from rollgen.format.commit import WriterSlot
 from rollgen.format.manifest import Manifest, create_manifest
 from rollgen.format.schema import shard_schema
-from rollgen.format.writer import footer_metadata, write_parquet
+from rollgen.format.writer import build_row_groups, footer_metadata, write_parquet
 from rollgen.rollouts import Completion
 
 
@@ -26,7 +26,7 @@ def write_shards(tmp_path: Path, make_manifest: Callable[..., Manifest]) -> Call
         schema = shard_schema(support_logprobs=support_logprobs).with_metadata(footer_metadata(manifest))
         with WriterSlot(directory, "w0") as slot:
             for rows in shards:
-                write_parquet(slot.temporary(), rows, schema)
+                write_parquet(slot.temporary(), build_row_groups(rows, schema), schema)
                 slot.publish(
                     slot.temporary(),
                     rows=len(rows),
