@@ -152,12 +152,13 @@ def generate(
     clean: bool = False,
 ) -> RunStats:
     """Run to the end and return the totals. Raises a RollgenError; after a signal, `Interrupted`."""
-    holds = inspect_directory(out)
-    check_start(out, holds, resume=resume, clean=clean)
+    check_start(out, inspect_directory(out), resume=resume, clean=clean)  # before anything is made
     created = not out.exists()
     plan_path = out / f".tmp-{WRITER}-plan.parquet"
     with WriterSlot(out, WRITER) as slot:
         try:
+            holds = inspect_directory(out)  # again: another run may have come and gone until the slot was ours
+            check_start(out, holds, resume=resume, clean=clean)
             reporter.phase("check")
             continued = out if holds is Holds.RUN and resume else None
             preflight = plan_run(files, config, plan_path, continued=continued, progress=reporter.checked)
