@@ -98,7 +98,7 @@ def run(prompts: int) -> None:
 
 
 def peak_kib() -> int:
-    """Peak resident memory of this process. Not `ru_maxrss`, which begins with that of the process it was forked from."""
+    """Peak resident memory of this process; `ru_maxrss` would begin with that of the process it was forked from."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
