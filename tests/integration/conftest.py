@@ -59,7 +59,7 @@ def rollgen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
     for process in command.running:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            process.communicate()
 
 
 @pytest.fixture(scope="session")

@@ -16,8 +16,8 @@ import pytest
 
 pytestmark = pytest.mark.vllm
 
-PROMPTS, N = 48, 4
-"""192 samples of 64 tokens: about 10 s of sampling, so that there is something to interrupt."""
+PROMPTS, N = 120, 4
+"""480 samples of 64 tokens: 10 to 20 s of sampling, so that there is something to interrupt."""
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +28,8 @@ def prompts(tmp_path_factory: pytest.TempPathFactory, write_prompts: Any) -> Pat
 
 @pytest.fixture
 def options(prompts: Path, tiny_model: Path, tmp_path: Path) -> list[object]:
-    """A command line that commits every second."""
-    flags = ["--max-tokens", 64, "--sampling-arg", "ignore_eos=true", "--commit-interval", 1, "--n", N]
+    """A command line that commits every half second."""
+    flags = ["--max-tokens", 64, "--sampling-arg", "ignore_eos=true", "--commit-interval", 0.5, "--n", N]
     return ["generate", prompts, "--model", tiny_model, "--out", tmp_path / "out", "--dtype", "float32", *flags]
 
 
@@ -121,6 +121,7 @@ def test_killing_rollgen_alone_ends_its_engine(
     while group_members(process):
         assert time.monotonic() < deadline, group_members(process)
         time.sleep(0.1)
+    process.communicate()
 
 
 def test_a_dead_engine_fails_the_run_and_keeps_what_is_finished(
