@@ -53,6 +53,7 @@ def group_members(process: subprocess.Popen[str]) -> list[int]:
     return [int(line.split()[0]) for line in listing.stdout.splitlines() if not line.split()[1].startswith("Z")]
 
 
+@pytest.mark.timeout(600)  # four engines are loaded
 def test_killed_continued_refused_and_grown(
     rollgen: Any, options: list[object], tmp_path: Path, wait_for_shards: Any
 ) -> None:
