@@ -11,6 +11,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.text import Text
 
 from rollgen.cli.card import write_card
+from rollgen.directory import CARD_FILE
 from rollgen.inspect.terminal import plain
 
 if TYPE_CHECKING:
@@ -66,7 +67,8 @@ class ConsoleReporter:
             self._print(message)
 
     def started(self, directory: Path, preflight: Preflight, manifest: Manifest) -> None:
-        write_card(directory)
+        if not (directory / CARD_FILE).exists():  # a continued run has one; measuring it all again can wait for the end
+            write_card(directory)
         self.note(
             f"{manifest.model.name} ({manifest.model.dtype}), capture {manifest.capture}: "
             f"{preflight.summary.samples} samples of {preflight.summary.prompts} prompts to {directory}"

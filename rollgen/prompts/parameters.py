@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rollgen.config import MIN_TEMPERATURE, check_bounded_support, flag
+from rollgen.config import INT32_MAX, MIN_TEMPERATURE, check_bounded_support, flag
 from rollgen.errors import UsageError
 from rollgen.rollouts import Sampling
 
@@ -58,7 +58,6 @@ RUN_ONLY_KEYS = frozenset(
 
 _ALIASES = {"num_samples": "n", "max_new_tokens": "max_tokens"}
 """Spellings of flags, which would otherwise end up in the metadata without effect."""
-_INT32_MAX = 2**31 - 1
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
@@ -72,13 +71,13 @@ class _Range(NamedTuple):
 _ABOVE_ZERO = math.nextafter(0, 1)
 _MIN_TOP_P = 1e-6
 _RANGES = {
-    "n": _Range(1, _INT32_MAX, int, "a whole number from 1 to 2^31 - 1"),
+    "n": _Range(1, INT32_MAX, int, "a whole number from 1 to 2^31 - 1"),
     "seed": _Range(0, 2**63 - 1, int, "a whole number from 0 to 2^63 - 1"),
     "temperature": _Range(_ABOVE_ZERO, 2, float, "a number above 0 (greedy is not sampling) and at most 2"),
     "top_p": _Range(_MIN_TOP_P, 1, float, "a number from 1e-6 to 1 (off)"),
-    "top_k": _Range(-1, _INT32_MAX, int, "a whole number from 1 to 2^31 - 1, or 0 (off)"),
+    "top_k": _Range(-1, INT32_MAX, int, "a whole number from 1 to 2^31 - 1, or 0 (off)"),
     "min_p": _Range(0, 1, float, "a number from 0 (off) to 1"),
-    "max_tokens": _Range(1, _INT32_MAX, int, "a whole number from 1 to 2^31 - 1"),
+    "max_tokens": _Range(1, INT32_MAX, int, "a whole number from 1 to 2^31 - 1"),
 }
 ROW_KEYS = (*_RANGES, "stop", "stop_token_ids")
 """vLLM sampling parameters that a row may set."""
