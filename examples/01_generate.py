@@ -13,7 +13,7 @@ from pathlib import Path
 import rollgen
 from rollgen.cli.progress import ConsoleReporter
 from rollgen.config import RunConfig
-from rollgen.generate import generate
+from rollgen.loop import generate
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from rollgen.errors import (
     RollgenError,
     UsageError,
 )
-from rollgen.generate import Interrupted
+from rollgen.loop import Interrupted
 
 CODES = {RollgenError: 1, UsageError: 2, ResumeRefused: 4, DatasetError: 1, EngineError: 1, CaptureError: 1}
 

@@ -71,4 +71,4 @@ def test_loader_needs_no_engine() -> None:
 
 def test_generation_loop_loads_no_engine() -> None:
     """vLLM is loaded after the preflight has passed."""
-    assert "vllm" not in loaded_by("import rollgen.generate")
+    assert "vllm" not in loaded_by("import rollgen.loop")

@@ -15,7 +15,7 @@ INTERRUPTED = """
 import asyncio, sys
 from pathlib import Path
 from models.fake_engine import FakeEngine
-from rollgen.generate import Interrupted
+from rollgen.loop import Interrupted
 from models.runs import Runs
 
 finished = 0

@@ -58,7 +58,7 @@ def _run(files: list[Path], config: RunConfig, out: Path, *, resume: bool, clean
     from rollgen.cli.card import write_card
     from rollgen.cli.progress import ConsoleReporter
     from rollgen.cli.summary import print_summary
-    from rollgen.generate import Interrupted, generate
+    from rollgen.loop import Interrupted, generate
 
     with ConsoleReporter(config.progress) as reporter:
         try:

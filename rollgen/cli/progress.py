@@ -16,7 +16,7 @@ from rollgen.inspect.terminal import plain
 
 if TYPE_CHECKING:
     from rollgen.format.manifest import Manifest
-    from rollgen.generate import RunStats
+    from rollgen.loop import RunStats
     from rollgen.preflight import Preflight
 
 LOG_SECONDS = 10.0
@@ -24,7 +24,7 @@ _PHASES = {"check": "checking prompts", "load": "loading the model", "generate":
 
 
 class ConsoleReporter:
-    """`generate.Reporter` on stderr. Use as a context manager."""
+    """`loop.Reporter` on stderr. Use as a context manager."""
 
     def __init__(self, style: Literal["auto", "bar", "log", "none"]) -> None:
         self._console = Console(stderr=True)
@@ -51,7 +51,7 @@ class ConsoleReporter:
             self._bar.stop()
 
     def phase(self, name: str) -> None:
-        """See `generate.Reporter`; so below."""
+        """See `loop.Reporter`; so below."""
         if self._style == "log":
             self._print(_PHASES[name])
         if self._task is not None:

@@ -12,7 +12,7 @@ import typer
 from rollgen.inspect.terminal import plain, share
 
 if TYPE_CHECKING:
-    from rollgen.generate import RunStats
+    from rollgen.loop import RunStats
     from rollgen.preflight import Preflight
 
 

@@ -10,7 +10,7 @@ from models.runs import Runs
 from rollgen.cli import progress
 from rollgen.cli.card import write_card
 from rollgen.cli.progress import ConsoleReporter
-from rollgen.generate import RunStats
+from rollgen.loop import RunStats
 
 STATS = RunStats(
     planned=13,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rollgen.cli.summary import print_summary
-from rollgen.generate import RunStats
+from rollgen.loop import RunStats
 
 DONE = RunStats(
     planned=10,

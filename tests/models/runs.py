@@ -1,4 +1,4 @@
-"""Whole runs of `rollgen.generate.generate` with a fake engine, told apart from the command line only by that."""
+"""Whole runs of `rollgen.loop.generate` with a fake engine, told apart from the command line only by that."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from models.fake_engine import FakeEngine, Key
 
 from rollgen.config import RunConfig
 from rollgen.format.commit import list_shards
-from rollgen.generate import Reporter, RunStats, generate
+from rollgen.loop import Reporter, RunStats, generate
 from rollgen.preflight import Preflight
 
 

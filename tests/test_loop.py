@@ -20,7 +20,7 @@ from rollgen.format.failures import read_failures
 from rollgen.format.manifest import read_manifest
 from rollgen.format.reader import open_dataset, verify_shard
 from rollgen.format.schema import PLAN_FILE
-from rollgen.generate import RunStats, owed_requests
+from rollgen.loop import RunStats, owed_requests
 from rollgen.prompts.plan import Plan
 
 TESTS = Path(__file__).parent
