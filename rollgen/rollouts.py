@@ -100,6 +100,8 @@ class Completion:
     text: str | None = None
     prompt: str | None = None
     metadata: str | None = None
+    generation: int = 0
+    """0, or which retry of this sample it is: the highest one stored is current, earlier ones are kept."""
 
     @property
     def nbytes(self) -> int:

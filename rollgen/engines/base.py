@@ -22,11 +22,14 @@ class SampleRequest:
 
     prompt: Prompt
     sample_index: int
+    generation: int = 0
+    """Of a retry: see `rollouts.Completion.generation`. `prompt.sampling` is then the retry's."""
 
     @property
     def request_id(self) -> str:
         """Unique in a run, and readable in the engine's log."""
-        return f"{self.prompt.prompt_index}-{self.sample_index}"
+        suffix = f"-r{self.generation}" if self.generation else ""
+        return f"{self.prompt.prompt_index}-{self.sample_index}{suffix}"
 
     @property
     def seed(self) -> int:

@@ -18,6 +18,7 @@ import fcntl
 import hashlib
 import os
 import re
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, NamedTuple, Self
@@ -29,6 +30,7 @@ from rollgen.format.schema import DATA_DIR, JOURNAL_DIR, QUARANTINE_DIR
 
 _SHARD_NAME = re.compile(r"part-(?P<writer>[A-Za-z0-9_]+)-(?P<sequence>\d{6,})\.parquet")
 _HASH_CHUNK = 1 << 20
+_LOCK_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,11 @@ def list_shards(directory: Path) -> list[Path]:
     """The committed shards of a dataset, sorted by name. Temporary and foreign files are left out."""
     data = directory / DATA_DIR
     return sorted(path for path in data.glob("part-*.parquet") if parse_shard_name(path.name))
+
+
+def live_writers(directory: Path) -> frozenset[str]:
+    """Names of the writers that are alive now: those whose lock is held. A look, which changes nothing."""
+    return frozenset(path.stem for path in (directory / JOURNAL_DIR).glob("*.lock") if _is_locked(path))
 
 
 def read_journal(directory: Path) -> Journal:
@@ -140,13 +147,9 @@ class WriterSlot:
             self._lock = lock_path.open("ab")
         except OSError as error:
             raise UsageError(f"{error.filename}: cannot be written: {error.strerror}; choose another --out") from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _lock_exclusively(self._lock):
             self._lock.close()
-            raise ResumeRefused(
-                f"{lock_path}: another rollgen is writing this dataset; wait for it, or stop it"
-            ) from None
+            raise ResumeRefused(f"{lock_path}: another rollgen is writing this dataset; wait for it, or stop it")
         self._remove_leftovers()
         truncate_torn_tail(self._journal_path)
         self._sequence = self._next_sequence()
@@ -201,6 +204,29 @@ class WriterSlot:
     def _remove_leftovers(self) -> None:
         for path in (self.directory / DATA_DIR).glob(f".tmp-{self.writer}-*"):
             path.unlink()
+
+
+def _lock_exclusively(file: IO[bytes]) -> bool:
+    """Whether the lock could be had. Tries for a second: `live_writers` of another process holds it for an instant."""
+    deadline = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.02)
+        else:
+            return True
+
+
+def _is_locked(path: Path) -> bool:
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False
 
 
 def quarantine(directory: Path, shard: Path) -> Path:
