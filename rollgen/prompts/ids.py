@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from rollgen.prompts.readers import Line
     from rollgen.prompts.rows import BadRow, Row
+    from rollgen.prompts.sources import Line
 
 
 def hash_id(prompt_id: str) -> int:

@@ -18,9 +18,10 @@ import numpy as np
 
 from rollgen.errors import UsageError
 from rollgen.prompts.ids import Duplicate, IdTable
+from rollgen.prompts.messages import Chat
 from rollgen.prompts.plan import PlanWriter
-from rollgen.prompts.readers import Line, PromptFiles
 from rollgen.prompts.rows import BadRow, Row, RowRules, parse_row
+from rollgen.prompts.sources import Line, PromptFiles, PromptInput
 from rollgen.prompts.tokens import PromptEncoder
 from rollgen.rollouts import Prompt
 
@@ -56,10 +57,15 @@ class PlanSummary:
     clamped: int
     """Prompts whose max_tokens the context reduced."""
     double_bos: int
-    """Prompts that begin with two beginning-of-sequence tokens: probably templated before they came here."""
+    """Prompts that begin with two beginning-of-sequence tokens: a template was applied twice."""
+    templated: int
+    """Raw texts that begin with a special token: chats rendered before they came here. No second one was added."""
     truncated: int
     """Usable prompts sampled with top-k, top-p or min-p: their tokens get supports."""
     untruncated: int
+    smallest_top_k: int
+    """Over usable truncated prompts, 0 without any."""
+    largest_top_k: int
     prompt_tokens: int
     """Over all usable prompts, each counted once. The next four are lengths in tokens, 0 without usable prompts."""
     shortest: int
@@ -74,7 +80,7 @@ class PlanSummary:
 
 
 def write_plan(
-    files: Sequence[Path],
+    files: Sequence[PromptInput],
     config: RunConfig,
     model: ModelInfo,
     path: Path,
@@ -84,26 +90,27 @@ def write_plan(
 ) -> PlanSummary:
     """Plan all rows of `files` into a Parquet file at exactly `path` (the caller names a temporary and moves it).
 
-    `now` is when the run was planned first: a template that prints the date must give the same prompts on every resume.
-    `progress` is called with the number of rows planned so far. Raises UsageError for bad rows (unless skipped), files
-    or settings; `path` is then incomplete.
+    `files` are paths, patterns, `-` for standard input, and rows as dicts, in any mixture (`sources.py`). `now` is when
+    the run was planned first: a template that prints the date must give the same prompts on every resume. `progress`
+    is called with the number of rows planned so far. Raises UsageError for bad rows (unless skipped), files or
+    settings; `path` is then incomplete.
     """
-    lines = PromptFiles(files, config.limit)
     rules = RowRules.of(config, model.vocab_size)
     encoder = PromptEncoder(model, config, now)
     min_tokens = _min_tokens(config)
     fatal = config.on_bad_row == "fail"
-    ids, duplicates = _identify(lines, rules, _Report(fatal=fatal))
-    sources = lines.sources
-    planner = _Planner(rules, encoder, model.context_length, min_tokens, ids, duplicates, _Report(fatal=fatal))
-    with PlanWriter(path) as writer:
-        for group in _groups(lines):
-            writer.write(planner.plan(group))
-            planner.report.check()
-            if progress is not None:
-                progress(planner.planned)
-    if lines.sources != sources:
-        raise UsageError(f"{', '.join(map(str, files))}: changed while being read; run again when writing has ended")
+    with PromptFiles(files, config.limit) as lines:
+        ids, duplicates = _identify(lines, rules, _Report(fatal=fatal))
+        sources = lines.sources
+        planner = _Planner(rules, encoder, model.context_length, min_tokens, ids, duplicates, _Report(fatal=fatal))
+        with PlanWriter(path) as writer:
+            for group in _groups(lines):
+                writer.write(planner.plan(group))
+                planner.report.check()
+                if progress is not None:
+                    progress(planner.planned)
+        if lines.sources != sources:
+            raise UsageError(f"{lines}: changed while being read; run again when writing has ended")
     if config.system_prompt is not None and planner.chats == 0:
         raise UsageError("--system-prompt: there is no chat to put it before; use messages, or --chat to wrap prompts")
     return planner.summary(sources)
@@ -188,7 +195,10 @@ class _Planner:
     chats: int = 0
     clamped: int = 0
     double_bos: int = 0
+    templated: int = 0
     truncated: int = 0
+    smallest_top_k: int = 0
+    largest_top_k: int = 0
     lengths: array[int] = field(default_factory=lambda: array("i"))
     first: Prompt | None = None
     first_text: str | None = None
@@ -216,8 +226,11 @@ class _Planner:
             problems=tuple(self.report.first),
             clamped=self.clamped,
             double_bos=self.double_bos,
+            templated=self.templated,
             truncated=self.truncated,
             untruncated=lengths.size - self.truncated,
+            smallest_top_k=self.smallest_top_k,
+            largest_top_k=self.largest_top_k,
             prompt_tokens=int(lengths.sum(dtype=np.int64)),
             shortest=shortest,
             median=median,
@@ -272,9 +285,14 @@ class _Planner:
 
     def _count(self, row: Row, prompt: Prompt) -> None:
         self.lengths.append(prompt.token_ids.size)
-        self.chats += isinstance(row.content, list)
+        self.chats += isinstance(row.content, Chat)
         self.clamped += prompt.sampling.max_tokens < row.parameters.sampling.max_tokens
-        self.double_bos += isinstance(row.content, str) and self.encoder.is_double_bos(prompt.token_ids)
-        self.truncated += prompt.sampling.truncates
+        self.double_bos += self.encoder.is_double_bos(prompt.token_ids)
+        self.templated += isinstance(row.content, str) and self.encoder.is_templated(row.content)
+        if prompt.sampling.truncates:
+            top_k = prompt.sampling.top_k
+            self.smallest_top_k = min(self.smallest_top_k or top_k, top_k)
+            self.largest_top_k = max(self.largest_top_k, top_k)
+            self.truncated += 1
         if self.first is None:
             self.first, self.first_text = prompt, self.encoder.text(row)

@@ -1,7 +1,4 @@
-r"""Prompt files: bytes to lines, lines to JSON objects. Nothing is inferred, and what is not used is kept as it was.
-
-Lines end at `\n` and nowhere else: U+2028, U+2029 and U+0085 inside a string are data. A byte order mark, `\r\n`, blank
-lines and a missing last newline are fine. Files are read twice and must not change meanwhile.
+r"""Lines to JSON objects. Nothing is inferred, and what is not used is kept as it was.
 
 A line must be one JSON object (RFC 8259) in UTF-8. Refused, because readers disagree on what they mean: NaN and
 Infinity, and a key that occurs twice in an object, at any depth. Numbers of any size are fine: metadata is kept as the
@@ -11,81 +8,17 @@ to the letter. Integers beyond 640 digits count as infinite where a number is ne
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
-import stat
-from dataclasses import dataclass
 from json.decoder import JSONDecodeError
 from typing import TYPE_CHECKING, Any
 
-from rollgen.errors import UsageError
-from rollgen.format.manifest import PromptSource
-
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Mapping
 
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _INTEGER_DIGITS = 640
 """Python converts this many digits under any `sys.set_int_max_str_digits`."""
 _SPACE = re.compile(r"[ \t\r\n]*")
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One non-blank line of a prompt file."""
-
-    file: Path
-    number: int
-    """From 1, blank lines counted: what an editor shows."""
-    data: bytes
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.number}"
-
-    @property
-    def short(self) -> str:
-        """The place without the directory: datasets travel."""
-        return f"{self.file.name}:{self.number}"
-
-
-class PromptFiles:
-    """The lines of several files, one after the other, at most `limit` of them. Can be iterated again and again.
-
-    Raises UsageError on creation when a file is missing, is not a regular file or cannot be read, and while iterating
-    when a file holds no line. Files after the one that reaches `limit` are not opened again.
-    """
-
-    def __init__(self, files: Sequence[Path], limit: int | None = None) -> None:
-        for file in files:
-            _check_readable(file)
-        self.files = tuple(files)
-        self.limit = limit
-        self.sources: list[PromptSource] = []
-        """The files as the last complete iteration found them: of each the part that was read."""
-
-    def __iter__(self) -> Iterator[Line]:
-        sources: list[PromptSource] = []
-        count = 0
-        for file in self.files:
-            before, sha256, size = count, hashlib.sha256(), 0
-            with file.open("rb") as stream:
-                for number, data in enumerate(stream, 1):
-                    sha256.update(data)
-                    size += len(data)
-                    stripped = data.removeprefix(_BYTE_ORDER_MARK).strip(b" \t\r\n")
-                    if stripped:
-                        count += 1
-                        yield Line(file, number, stripped)
-                    if count == self.limit:
-                        break
-            if count == before:
-                raise UsageError(f"{file}: no prompts: the file is empty; give JSON Lines, one object a line")
-            sources.append(PromptSource(name=file.name, bytes=size, sha256=sha256.hexdigest()))
-            if count == self.limit:
-                break
-        self.sources = sources
 
 
 def parse_object(data: bytes) -> tuple[dict[str, Any], str]:
@@ -98,11 +31,40 @@ def parse_object(data: bytes) -> tuple[dict[str, Any], str]:
         fields = _DECODER.decode(text)
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8 at byte {error.start + 1}; save the file as UTF-8") from None
+    except _NotJsonError as error:
+        raise ValueError(f"{error} is not JSON{_place_of_constant(text)}; use null or a string") from None
     except JSONDecodeError as error:
-        raise ValueError(f"broken JSON: {error.msg} at column {error.colno}; write one JSON object a line") from None
+        raise ValueError(f"broken JSON: {error.msg} at column {error.colno}; {_fix(text)}") from None
     if not isinstance(fields, dict):
-        raise ValueError(f"a JSON {_JSON_TYPES[type(fields)]}, not an object; write one JSON object a line")
+        raise ValueError(f"a JSON {_JSON_TYPES[type(fields)]}, not an object; {_fix(text)}")
     return fields, text
+
+
+def object_line(fields: Mapping[str, Any]) -> bytes:
+    """A row from Python as the text of a JSON object, in one line; halves of surrogate pairs are written as escapes.
+
+    Raises ValueError naming the field whose value is not a dict, list, tuple, text, number, boolean or None.
+    """
+    try:
+        _check_json_value("", fields := dict(fields))
+        return json.dumps(fields, ensure_ascii=False).encode("utf-8", "backslashreplace")
+    except RecursionError:
+        raise ValueError("nested too deeply, or in itself; flatten it or keep it as a string") from None
+
+
+def _check_json_value(place: str, value: object) -> None:
+    """Raise ValueError naming the `place` inside a row of something that JSON has no form for."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise ValueError(f"{place or 'the row'}: key {key!r} is not text; make it a str")
+            _check_json_value(f"{place}.{key}" if place else key, item)
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            _check_json_value(f"{place}[{index}]", item)
+    elif not (value is None or isinstance(value, str | int | float)):
+        kind = f"{type(value).__module__}.{type(value).__name__}".removeprefix("builtins.")
+        raise ValueError(f"{place}: a {kind} is not a JSON value; convert it to text, a number or a list")
 
 
 def member_texts(text: str) -> dict[str, tuple[str, str]]:
@@ -122,16 +84,6 @@ def member_texts(text: str) -> dict[str, tuple[str, str]]:
     return members
 
 
-def _check_readable(file: Path) -> None:
-    try:
-        mode = file.stat().st_mode
-        if not stat.S_ISREG(mode):
-            raise UsageError(f"{file}: not a regular file; prompts are read twice, so save them to a file first")
-        file.open("rb").close()
-    except OSError as error:
-        raise UsageError(f"{file}: cannot read it: {error.strerror}") from None
-
-
 def _skip_space(text: str, position: int) -> int:
     match = _SPACE.match(text, position)
     return match.end() if match else position
@@ -147,11 +99,41 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON; use null or a string")
+    raise _NotJsonError(name)
 
 
 def _integer(digits: str) -> int | float:
     return int(digits) if len(digits) <= _INTEGER_DIGITS else float(digits)
+
+
+class _NotJsonError(ValueError):
+    """NaN or an infinity; the message is its spelling."""
+
+
+def _place_of_constant(text: str) -> str:
+    """Where in a JSON text the first NaN or infinity stands, as ` (in scores[2])`; empty if the rest is broken too."""
+    try:
+        fields = json.loads(text, parse_constant=_NotJsonError, parse_int=str)
+    except JSONDecodeError:
+        return ""
+    place = _find_constant(fields, "")
+    return f" (in {place})" if place else ""
+
+
+def _find_constant(value: object, place: str) -> str | None:
+    if isinstance(value, dict):
+        inside = ((f"{place}.{key}" if place else key, item) for key, item in value.items())
+    elif isinstance(value, list):
+        inside = ((f"{place}[{index}]", item) for index, item in enumerate(value))
+    else:
+        return place if isinstance(value, _NotJsonError) else None
+    return next((found for name, item in inside if (found := _find_constant(item, name)) is not None), None)
+
+
+def _fix(text: str) -> str:
+    if text.startswith("["):
+        return "write one JSON object a line (jq -c '.[]' makes that of an array)"
+    return "write one JSON object a line"
 
 
 _JSON_TYPES = {list: "array", str: "string", int: "number", float: "number", bool: "boolean", type(None): "null"}

@@ -4,22 +4,25 @@ A row holds exactly one prompt, as `messages` (chat turns), `prompt` (raw text) 
 (`id`, else `prompt_id`, else `custom_id`) and sampling parameters of its own (`parameters.ROW_KEYS`). In these fields
 `null` means absent. All other fields are metadata: kept as their source text and never interpreted. `--prompt-column`
 and `--id-column` name other fields; the type of the value then says which kind of prompt it is, and the usual names
-become metadata.
+become metadata. A chat (`messages`, or a text under `--chat`) may have `tools` and `chat_template_kwargs` of its own:
+the chat template gets them, and they are metadata too, so that nothing is lost.
 
 Ids are text; integers are written out, so 7 and "7" are the same id. A row without one is named by its content hash:
 the first 8 bytes of the SHA-256 over the kind of prompt, a newline and the prompt as canonical JSON (ASCII, sorted
-keys, no spaces); the hash of a bad row is over `line`, a newline and the bytes of the line.
+keys, no spaces), followed by a newline and an object of the chat's own `tools` and `chat_template_kwargs` where it has
+any; the hash of a bad row is over `line`, a newline and the bytes of the line.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
+from rollgen.prompts.messages import Chat, read_chat, read_chat_extras
 from rollgen.prompts.parameters import ROW_KEYS as PARAMETER_KEYS
 from rollgen.prompts.parameters import (
     RUN_ONLY_KEYS,
@@ -37,7 +40,6 @@ if TYPE_CHECKING:
     from rollgen.rollouts import Int32Array
 
 Kind = Literal["messages", "prompt", "prompt_token_ids"]
-Messages = list[dict[str, Any]]
 
 PROMPT_KEYS: tuple[Kind, ...] = ("messages", "prompt", "prompt_token_ids")
 ID_KEYS = ("id", "prompt_id", "custom_id")
@@ -78,8 +80,8 @@ class Row:
     """None: named by `content_hash`."""
     content_hash: int
     """64 bits."""
-    content: str | Messages | Int32Array
-    """Raw text, chat turns (system prompt and `--chat` applied), or int32 [P] token ids."""
+    content: str | Chat | Int32Array
+    """Raw text, a chat (system prompt and `--chat` applied), or int32 [P] token ids."""
     prompt: str | None
     """As given: the text, or the source text of the messages; None for token ids."""
     parameters: Parameters
@@ -130,35 +132,51 @@ def _parse(data: bytes, rules: RowRules) -> Row | BadRow:
     fields = {name: value for name, value in fields.items() if value is not None or name not in _NULLABLE_KEYS}
     problems: list[str] = []
     prompt_id = _take_id(fields, rules.id_column, problems)
-    name, kind, value = _take_prompt(fields, rules, problems)
+    prompt = _take_prompt(fields, rules, problems)
     parameters = take_parameters(fields, rules.run, rules.vocab_size, problems)
-    if problems:
+    if problems or prompt is None:
         return BadRow(prompt_id, _line_hash(data), parameters, tuple(problems))
-    members = member_texts(text) if fields or kind == "messages" else {}
+    members = member_texts(text) if fields or prompt.kind == "messages" else {}
     return Row(
         prompt_id=prompt_id,
-        content_hash=_content_hash(kind, value),
-        content=_content(kind, value, rules),
-        prompt=members[name][1] if kind == "messages" else value if kind == "prompt" else None,
+        content_hash=_content_hash(prompt),
+        content=_content(prompt, rules),
+        prompt={"messages": members.get(prompt.name, ("", ""))[1], "prompt": prompt.value}.get(prompt.kind),
         parameters=parameters,
         metadata="{" + ", ".join(": ".join(members[key]) for key in fields) + "}" if fields else None,
     )
 
 
-def _content_hash(kind: Kind, value: object) -> int:
-    return hash64(f"{kind}\n{json.dumps(value, sort_keys=True, separators=(',', ':'))}".encode())
+class _Given(NamedTuple):
+    """A checked prompt as the row has it."""
+
+    name: str
+    """Of its field."""
+    kind: Kind
+    value: Any
+    chat: Chat | None
+    """Set for `messages`, and for `prompt` under `--chat`."""
+    extras: dict[str, Any]
+    """`tools` and `chat_template_kwargs` of a chat."""
 
 
-def _content(kind: Kind, value: Any, rules: RowRules) -> str | Messages | Int32Array:
-    """What is tokenised: `--chat` makes a text a user turn, `--system-prompt` precedes chats without a system turn."""
-    if kind == "prompt_token_ids":
-        return np.array(value, dtype=np.int32)
-    if kind == "prompt" and not rules.chat:
-        return str(value)
-    turns: Messages = [{"role": "user", "content": value}] if kind == "prompt" else value
-    if rules.system_prompt is None or any(turn["role"] in _SYSTEM_ROLES for turn in turns):
-        return turns
-    return [{"role": "system", "content": rules.system_prompt}, *turns]
+def _content_hash(prompt: _Given) -> int:
+    values = [prompt.value, prompt.extras] if prompt.extras else [prompt.value]
+    texts = (json.dumps(value, sort_keys=True, separators=(",", ":")) for value in values)
+    return hash64("\n".join([prompt.kind, *texts]).encode())
+
+
+def _content(prompt: _Given, rules: RowRules) -> str | Chat | Int32Array:
+    """What is tokenised: `--system-prompt` precedes chats that have no system turn."""
+    if prompt.kind == "prompt_token_ids":
+        return np.array(prompt.value, dtype=np.int32)
+    if prompt.chat is None:
+        return str(prompt.value)
+    turns = prompt.chat.turns
+    if rules.system_prompt is not None and not any(turn["role"] in _SYSTEM_ROLES for turn in turns):
+        turns = [{"role": "system", "content": rules.system_prompt}, *turns]
+    tools, variables = prompt.extras.get("tools"), prompt.extras.get("chat_template_kwargs", {})
+    return replace(prompt.chat, turns=turns, tools=tools, variables=variables)
 
 
 def _take_id(fields: dict[str, Any], column: str | None, problems: list[str]) -> str | None:
@@ -180,25 +198,33 @@ def _take_id(fields: dict[str, Any], column: str | None, problems: list[str]) ->
     return None
 
 
-def _take_prompt(fields: dict[str, Any], rules: RowRules, problems: list[str]) -> tuple[str, Kind, Any]:
-    """Remove the row's prompt from `fields`: its field, kind and value, meaningless when `problems` grew."""
+def _take_prompt(fields: dict[str, Any], rules: RowRules, problems: list[str]) -> _Given | None:
+    """Remove the row's prompt from `fields`; None, and `problems` grew, when there is none that can be used."""
     present = [key for key in PROMPT_KEYS if key in fields]
     if rules.prompt_column is None and len(present) != 1:
         problems.append(_not_one_prompt(present, fields))
-        return "", "prompt", None
+        return None
     name = rules.prompt_column or present[0]
     value = fields.pop(name, None)
     if value is None:
         problems.append(f"no prompt in field {show(name)} (--prompt-column); it has {_names(fields)}")
-        return name, "prompt", None
+        return None
     kind = present[0] if rules.prompt_column is None else _kind_of(value)
+    before = len(problems)
+    chat = _read_prompt(name, kind, value, rules, problems)
+    extras = read_chat_extras(fields, problems) if kind == "messages" or chat is not None else {}
+    return _Given(name, kind, value, chat, extras) if len(problems) == before else None
+
+
+def _read_prompt(name: str, kind: Kind, value: Any, rules: RowRules, problems: list[str]) -> Chat | None:
+    """Check a prompt; its chat, if it is one: `--chat` makes a text a user turn."""
     if kind == "messages":
-        problems += _check_messages(name, value)
-        if "tools" in fields:
-            problems.append("tools are not supported: remove the field, or rename it to keep it as metadata")
-    elif problem := _check_text(name, value) if kind == "prompt" else _check_prompt_ids(name, value, rules.vocab_size):
+        return read_chat(name, value, problems)
+    problem = _check_text(name, value) if kind == "prompt" else _check_prompt_ids(name, value, rules.vocab_size)
+    if problem:
         problems.append(problem)
-    return name, kind, value
+        return None
+    return Chat([{"role": "user", "content": value}]) if kind == "prompt" and rules.chat else None
 
 
 def _kind_of(value: object) -> Kind:
@@ -231,33 +257,3 @@ def _check_text(name: str, value: object) -> str | None:
 
 def _check_prompt_ids(name: str, value: object, vocab_size: int) -> str | None:
     return check_token_ids(name, value, vocab_size) if value != [] else f"{name} is empty; give ids or remove the row"
-
-
-def _check_messages(name: str, value: object) -> list[str]:
-    """Everything that is wrong with a list of chat turns."""
-    if not isinstance(value, list) or not value:
-        return [f'{name} must be a non-empty list of {{"role": ..., "content": ...}}, got {show(value)}']
-    problems = [f"{name}[{i}]: {problem}" for i, turn in enumerate(value) if (problem := _check_turn(turn))]
-    if problems:
-        return problems
-    if value[-1]["role"] == "assistant":
-        problems.append(f"{name} ends with an assistant turn, which cannot be continued; end with a user turn")
-    if not any(turn["content"] for turn in value):
-        problems.append(f"{name} has no text in any turn; give it some or remove the row")
-    if problem := check_encodable(name, json.dumps(value, ensure_ascii=False)):
-        problems.append(problem)
-    return problems
-
-
-def _check_turn(turn: object) -> str | None:
-    if not isinstance(turn, dict):
-        return f"must be an object with role and content, got {show(turn)}"
-    if not isinstance(turn.get("role"), str) or not turn["role"]:
-        return f"role must be a non-empty string, got {show(turn.get('role'))}"
-    if "tool_calls" in turn:
-        return "tool_calls are not supported; write the turn as text"
-    if isinstance(turn.get("content"), list):
-        return "content is a list of parts, which is not supported; join its texts into one string"
-    if not isinstance(turn.get("content"), str):
-        return f"content must be a string, got {show(turn.get('content'))}"
-    return None

@@ -2,6 +2,14 @@
 
 Raw text gets the special tokens that the tokenizer adds; a rendered chat gets none, because its template writes them.
 Special tokens spelled out in a text are recognised, as everywhere in this ecosystem: prompts are trusted input.
+
+A raw text may be a chat that was rendered before: it then begins with a special token. Such texts are counted, so that
+a run says so, and keep their ids: one that begins with the beginning-of-sequence token does not get a second one. One
+that begins with another special token (`<|im_start|>`) gets what the tokenizer adds to any text, as in vLLM's
+`generate`: many strip the first token from a rendered chat so that it is added again.
+
+A last turn of the assistant is continued as transformers does (`continue_final_message`): the prompt ends with its
+text, trimmed where the template trims it, and no generation prompt follows.
 """
 
 from __future__ import annotations
@@ -12,6 +20,8 @@ import numpy as np
 from jinja2 import TemplateError, TemplateSyntaxError
 
 from rollgen.errors import UsageError
+from rollgen.prompts.messages import OWN_ARGUMENTS, Chat
+from rollgen.prompts.templates import template_traits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,13 +29,9 @@ if TYPE_CHECKING:
 
     from rollgen.config import RunConfig
     from rollgen.prompts.model import ModelInfo
-    from rollgen.prompts.rows import Messages, Row
+    from rollgen.prompts.rows import Row
     from rollgen.rollouts import Int32Array
 
-_OWN_ARGUMENTS = frozenset(
-    "conversation messages chat_template tokenize add_generation_prompt continue_final_message return_dict".split()
-)
-"""Arguments of `apply_chat_template` that are ours; all others go to the template."""
 _RENDER_ERRORS = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
 """What Jinja and the Python expressions inside a template raise for a chat they do not accept."""
 
@@ -38,10 +44,11 @@ class PromptEncoder:
 
         Raises UsageError when `--chat-template-kwargs` names an argument that rollgen sets itself.
         """
-        if taken := sorted(_OWN_ARGUMENTS & config.chat_template_kwargs.keys()):
+        if taken := sorted(OWN_ARGUMENTS & config.chat_template_kwargs.keys()):
             raise UsageError(f"--chat-template-kwargs: {', '.join(taken)} is set by rollgen; remove it")
         self._model = model
         self._variables: dict[str, Any] = {"strftime_now": now.strftime} | config.chat_template_kwargs
+        self._special_tokens = _special_tokens(model)
 
     def encode(self, rows: Sequence[Row]) -> list[Int32Array | str]:
         """For each row its token ids, int32 [P], or what is wrong with it. Raises UsageError for a broken template."""
@@ -55,7 +62,7 @@ class PromptEncoder:
                 raw[index] = row.content
             elif problem := self._render_into(chats, index, row.content):
                 encoded[index] = problem
-        encoded |= zip(raw, self._tokenize(list(raw.values()), add_special_tokens=True), strict=True)
+        encoded |= zip(raw, self._tokenize_raw(list(raw.values())), strict=True)
         encoded |= zip(chats, self._tokenize(list(chats.values()), add_special_tokens=False), strict=True)
         return [self._check(encoded[index]) for index in range(len(rows))]
 
@@ -66,32 +73,57 @@ class PromptEncoder:
         return row.content if isinstance(row.content, str) else self._render(row.content)
 
     def is_double_bos(self, ids: Int32Array) -> bool:
-        """Whether two beginning-of-sequence tokens lead: a template was applied to a text before it came here."""
+        """Whether two beginning-of-sequence tokens lead: a template was applied twice, or to ids that had one."""
         bos = self._model.tokenizer.bos_token_id
         return bos is not None and ids[:2].tolist() == [bos, bos]
 
-    def _render_into(self, chats: dict[int, str], index: int, messages: Messages) -> str | None:
+    def is_templated(self, text: str) -> bool:
+        """Whether a raw text begins with a special token, as rendered chats do."""
+        return text.startswith(self._special_tokens)
+
+    def _render_into(self, chats: dict[int, str], index: int, chat: Chat) -> str | None:
         """Put the rendered chat at `chats[index]`, or say what the template has against it."""
         if self._model.chat_template is None:
             raise UsageError(f"{self._model.name}: the tokenizer has no chat template; give one with --chat-template")
         try:
-            chats[index] = self._render(messages)
+            if problem := _not_in_template(chat, self._model.chat_template):
+                return problem
+            chats[index] = self._render(chat)
         except TemplateSyntaxError as error:
             raise UsageError(f"chat template, line {error.lineno}: {error.message}; see --chat-template") from None
         except _RENDER_ERRORS as error:
-            return f"the chat template refuses these messages: {' '.join(str(error).split())}"
+            reason = " ".join(str(error).split())
+            if chat.continues and reason.startswith("continue_final_message"):
+                return (
+                    "the chat template does not write the last turn as it is, so it cannot be continued; "
+                    "end with a user turn, or see --chat-template"
+                )
+            return f"the chat template refuses these messages: {reason}"
         return None
 
-    def _render(self, messages: Messages) -> str:
+    def _render(self, chat: Chat) -> str:
+        template = self._model.chat_template or ""
+        chat = chat.with_joined_parts(only_of_tools=template_traits(template).parts)
+        variables = self._variables | chat.variables | ({} if chat.tools is None else {"tools": chat.tools})
         return str(
             self._model.tokenizer.apply_chat_template(
-                messages,
-                chat_template=self._model.chat_template,
+                chat.turns,
+                chat_template=template,
                 tokenize=False,
-                add_generation_prompt=True,
-                **self._variables,
+                add_generation_prompt=not chat.continues,
+                continue_final_message=chat.continues,
+                **variables,
             )
         )
+
+    def _tokenize_raw(self, texts: list[str]) -> list[Int32Array]:
+        """With what the tokenizer adds, except a second beginning-of-sequence token before one that is spelled out."""
+        bos = self._model.tokenizer.bos_token
+        encoded = self._tokenize(texts, add_special_tokens=True)
+        return [
+            ids[1:] if bos and text.startswith(bos) and self.is_double_bos(ids) else ids
+            for text, ids in zip(texts, encoded, strict=True)
+        ]
 
     def _tokenize(self, texts: list[str], *, add_special_tokens: bool) -> list[Int32Array]:
         if not texts:
@@ -118,3 +150,19 @@ class PromptEncoder:
                 "shorten it, or raise --max-model-len if the model allows"
             )
         return item
+
+
+def _special_tokens(model: ModelInfo) -> tuple[str, ...]:
+    """The texts of the tokenizer's special tokens, those that only chats use included."""
+    added = model.tokenizer.added_tokens_decoder.values()
+    return tuple({*model.tokenizer.all_special_tokens, *(token.content for token in added if token.special)} - {""})
+
+
+def _not_in_template(chat: Chat, template: str) -> str | None:
+    """What the template would leave out without a word."""
+    traits = template_traits(template)
+    if chat.tools is not None and not traits.tools:
+        return "the chat template does not use tools; remove the field, or give a template that does (--chat-template)"
+    if not traits.tool_calls and any("tool_calls" in turn for turn in chat.turns):
+        return "the chat template does not use tool_calls; write them as text, or see --chat-template"
+    return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,6 +38,22 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def model_info(tiny_model: Path) -> ModelInfo:
     """What is known about the tiny model under default settings."""
     return load_model_info(RunConfig(), str(tiny_model))
+
+
+@pytest.fixture
+def stdin(tmp_path_factory: pytest.TempPathFactory):
+    """`stdin(content)` puts content on file descriptor 0 until the end of the test."""
+    saved = os.dup(0)
+
+    def put(content):
+        path = tmp_path_factory.mktemp("stdin") / "stdin"
+        path.write_bytes(content)
+        with path.open("rb") as file:
+            os.dup2(file.fileno(), 0)
+
+    yield put
+    os.dup2(saved, 0)
+    os.close(saved)
 
 
 @pytest.fixture(scope="session")

@@ -6,15 +6,15 @@ import pytest
 from rollgen.prompts import ids
 from rollgen.prompts.ids import IdTable
 from rollgen.prompts.parameters import Parameters
-from rollgen.prompts.readers import Line
 from rollgen.prompts.rows import Row
+from rollgen.prompts.sources import Line
 from rollgen.rollouts import Sampling
 
 PARAMETERS = Parameters(Sampling(), n=1, seed=0)
 
 
 @pytest.fixture
-def name_rows(tmp_path):
+def name_rows():
     """`name_rows([id, ...])`: names and duplicates of rows; an int stands for a row without an id, with that hash."""
 
     def name(given, hash_id=ids.hash_id):
@@ -26,7 +26,7 @@ def name_rows(tmp_path):
         for row in rows:
             table.add(row)
         table.freeze()
-        lines = [Line(tmp_path / "p.jsonl", number, b"") for number in range(1, len(rows) + 1)]
+        lines = [Line("data/p.jsonl:", number, b"") for number in range(1, len(rows) + 1)]
         duplicates = {index: duplicate for index, _, duplicate in table.duplicates(zip(lines, rows, strict=True))}
         names = [table.name(index, row) for index, row in enumerate(rows)]
         for index, duplicate in duplicates.items():

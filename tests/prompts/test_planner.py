@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from rollgen.config import RunConfig
 from rollgen.errors import UsageError
+from rollgen.prompts.messages import CHAT_KEYS
 from rollgen.prompts.parameters import ROW_KEYS, RUN_ONLY_KEYS
 from rollgen.prompts.planner import _groups, write_plan
-from rollgen.prompts.readers import PromptFiles
 from rollgen.prompts.rows import ID_KEYS, PROMPT_KEYS
+from rollgen.prompts.sources import PromptFiles
 
 USER = {"role": "user", "content": "Hi"}
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -27,7 +28,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=8,
 )
-NOT_METADATA = {*ID_KEYS, *PROMPT_KEYS, *ROW_KEYS, *RUN_ONLY_KEYS, "tools"}
+NOT_METADATA = {*ID_KEYS, *PROMPT_KEYS, *ROW_KEYS, *RUN_ONLY_KEYS, *CHAT_KEYS}
 METADATA = st.dictionaries(st.text(max_size=6).filter(lambda key: key not in NOT_METADATA), JSON, max_size=3)
 PROMPTS = st.one_of(
     st.fixed_dictionaries({"prompt": TEXT}),
@@ -202,10 +203,20 @@ def test_spellings_of_flags_are_refused_in_rows(make_plan):
         make_plan([{"prompt": "Hi", "num_samples": 3}])
 
 
-def test_double_bos_is_counted(make_plan):
-    """A raw prompt that begins with `<s>` gets a second one; a chat, and ids given as such, do not."""
-    planned = make_plan([{"prompt": "<s>Hi"}, {"prompt": "Hi"}, {"messages": [USER]}, {"prompt_token_ids": [0, 0]}])
-    assert planned.summary.double_bos == 1
+def test_rendered_prompts_are_counted(make_plan):
+    """Texts that begin with a special token; two leading `<s>` only where they were given so."""
+    rows = [{"prompt": "<s>Hi"}, {"prompt": "<|im_start|>user"}, {"prompt": "Hi"}, {"messages": [USER]}]
+    summary = make_plan([*rows, {"prompt_token_ids": [0, 0]}, {"prompt": "<s><s>Hi"}]).summary
+    assert (summary.templated, summary.double_bos) == (3, 2)
+
+
+def test_the_range_of_top_k_is_that_of_truncated_prompts(make_plan):
+    """The untruncated row and the tombstone do not count; a plan without any truncated prompt has 0."""
+    off = {"prompt": "a", "top_k": 0, "top_p": 1}
+    rows = [{"prompt": "a", "top_k": 7}, {"prompt": "a"}, {"prompt": "", "top_k": 3}, off]
+    summary = make_plan(rows, top_k=20, on_bad_row="skip").summary
+    assert (summary.smallest_top_k, summary.largest_top_k) == (7, 20)
+    assert make_plan([off]).summary.largest_top_k == 0
 
 
 def test_the_first_prompt_is_shown_as_the_model_sees_it(make_plan):

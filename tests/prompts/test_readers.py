@@ -1,76 +1,20 @@
-"""Lines and JSON objects out of bytes."""
+"""JSON objects out of lines."""
 
 import json
+import re
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollgen.errors import UsageError
-from rollgen.prompts.readers import PromptFiles, member_texts, parse_object
+from rollgen.prompts.readers import member_texts, object_line, parse_object
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=10,
 )
-
-
-def lines_of(tmp_path, content, limit=None):
-    path = tmp_path / "prompts.jsonl"
-    path.write_bytes(content)
-    return [(line.number, line.data) for line in PromptFiles([path], limit)]
-
-
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        pytest.param(b"a\nb\n", [(1, b"a"), (2, b"b")], id="plain"),
-        pytest.param(b"a\nb", [(1, b"a"), (2, b"b")], id="no last newline"),
-        pytest.param(b"\xef\xbb\xbfa\n", [(1, b"a")], id="byte order mark"),
-        pytest.param(b"a\n\xef\xbb\xbfb\n", [(1, b"a"), (2, b"b")], id="byte order mark of an appended file"),
-        pytest.param(b"a\r\nb\r\n", [(1, b"a"), (2, b"b")], id="CRLF"),
-        pytest.param(b"\n \t\na\n\n\nb\n\n", [(3, b"a"), (6, b"b")], id="blank lines are counted, not read"),
-        pytest.param("a\u2028b\u2029c\u0085d\n".encode(), [(1, "a\u2028b\u2029c\u0085d".encode())], id="U+2028"),
-        pytest.param(b"a\x0cb\x0bc\x1cd\n", [(1, b"a\x0cb\x0bc\x1cd")], id="other line breaks of str.splitlines"),
-        pytest.param(b"a\rb\n", [(1, b"a\rb")], id="a lone CR is data"),
-    ],
-)
-def test_lines_end_at_newline_only(tmp_path, content, expected):
-    """Nothing but `\\n` ends a line, and line numbers are those of an editor."""
-    assert lines_of(tmp_path, content) == expected
-
-
-def test_limit_stops_reading(tmp_path):
-    """Rows beyond the limit are not read; the source covers what was read."""
-    path = tmp_path / "prompts.jsonl"
-    path.write_bytes(b"a\nbb\nccc\n")
-    files = PromptFiles([path], limit=2)
-    assert [line.data for line in files] == [b"a", b"bb"]
-    assert files.sources[0].bytes == 5  # "a\n" and "bb\n"
-
-
-def test_files_after_the_limit_may_be_empty(tmp_path):
-    """A file that is not reached is not judged."""
-    first, second = tmp_path / "1.jsonl", tmp_path / "2.jsonl"
-    first.write_bytes(b"a\n")
-    second.write_bytes(b"")
-    assert len(list(PromptFiles([first, second], limit=1))) == 1
-
-
-@pytest.mark.parametrize("content", [b"", b"\n\n", b"\xef\xbb\xbf"], ids=["empty", "blank lines", "only a mark"])
-def test_a_file_without_rows_is_refused(tmp_path, content):
-    """An empty file is a mistake that the user wants to hear about."""
-    with pytest.raises(UsageError, match=r"prompts\.jsonl: no prompts"):
-        lines_of(tmp_path, content)
-
-
-def test_missing_file_and_directory_are_refused_at_once(tmp_path):
-    """Before anything is read."""
-    with pytest.raises(UsageError, match="cannot read it: No such file"):
-        PromptFiles([tmp_path / "absent.jsonl"])
-    with pytest.raises(UsageError, match="not a regular file"):
-        PromptFiles([tmp_path])
 
 
 @pytest.mark.parametrize(
@@ -87,15 +31,17 @@ def test_missing_file_and_directory_are_refused_at_once(tmp_path):
         pytest.param(b"null", "a JSON null, not an object", id="null"),
         pytest.param(b'{"a": "\xff"}', "not UTF-8 at byte 8", id="Latin-1"),
         pytest.param(b'{"a": "\xed\xa0\x80"}', "not UTF-8 at byte 8", id="surrogate in UTF-8"),
-        pytest.param(b'{"a": NaN}', "NaN is not JSON", id="NaN"),
-        pytest.param(b'{"a": [-Infinity]}', "-Infinity is not JSON", id="Infinity"),
+        pytest.param(b'[{"prompt": "x"}]', "jq -c '.[]' makes that of an array", id="array, and what to do"),
+        pytest.param(b'{"a": NaN}', "NaN is not JSON (in a)", id="NaN"),
+        pytest.param(b'{"a": 1, "b": {"c": [0, -Infinity]}}', "-Infinity is not JSON (in b.c[1])", id="Infinity"),
+        pytest.param(b'{"a": NaN, "b": }', "NaN is not JSON; use null", id="NaN and broken JSON"),
         pytest.param(b'{"a": 1, "a": 2}', 'key "a" occurs twice', id="duplicate key"),
         pytest.param(b'{"m": [{"b": {"a": 1, "a": 1}}]}', 'key "a" occurs twice', id="duplicate key inside"),
     ],
 )
 def test_bad_json_is_explained(data, message):
     """One short reason each."""
-    with pytest.raises(ValueError, match=message.replace("[", r"\[")):
+    with pytest.raises(ValueError, match=re.escape(message)):
         parse_object(data)
 
 
@@ -118,3 +64,43 @@ def test_member_texts_cover_any_object(fields, indent, ascii_only):
     assert parsed == fields
     assert {key: json.loads(value) for key, (_, value) in member_texts(text).items()} == fields
     assert [json.loads(key) for key, _ in member_texts(text).values()] == list(fields)
+
+
+@pytest.mark.parametrize(
+    ("row", "line"),
+    [
+        pytest.param({"a": "é\n\u2028"}, '{"a": "é\\n\u2028"}'.encode(), id="text stays readable"),
+        pytest.param({"a": "\ud800\\"}, rb'{"a": "\ud800\\"}', id="half of a surrogate pair"),
+        pytest.param({"a": (1, 2.5, None, True)}, b'{"a": [1, 2.5, null, true]}', id="tuple"),
+        pytest.param({"a": float("nan")}, b'{"a": NaN}', id="NaN is left to the reader"),
+        pytest.param({"a": 10**69}, b'{"a": 1' + b"0" * 69 + b"}", id="70 digits"),
+    ],
+)
+def test_rows_from_python_become_lines(row, line):
+    """On one line each, and the reader gets back what went in."""
+    assert object_line(row) == line
+    assert b"\n" not in line
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        pytest.param({"a": {"b": [0, b"x"]}}, "a.b[1]: a bytes is not a JSON value", id="bytes"),
+        pytest.param({"a": np.int64(1)}, "a: a numpy.int64 is not a JSON value", id="numpy"),
+        pytest.param({"a": {1: 2}}, "a: key 1 is not text", id="number as key"),
+        pytest.param({1: 2}, "the row: key 1 is not text", id="number as field"),
+        pytest.param({"a": {1}}, "a: a set is not a JSON value", id="set"),
+    ],
+)
+def test_what_json_cannot_hold_is_named(row, message):
+    """The field, and its type."""
+    with pytest.raises(ValueError, match=re.escape(message)):
+        object_line(row)
+
+
+def test_a_row_inside_itself_is_refused():
+    """There is no end to it."""
+    row = {}
+    row["a"] = [row]
+    with pytest.raises(ValueError, match="nested too deeply, or in itself"):
+        object_line(row)

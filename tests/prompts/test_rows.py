@@ -5,6 +5,7 @@ import json
 import pytest
 
 from rollgen.config import RunConfig
+from rollgen.prompts.messages import Chat
 from rollgen.prompts.rows import BadRow, Row, RowRules, hash64, parse_row
 
 VOCAB = 100
@@ -21,7 +22,7 @@ def parse(row, **config):
     [
         pytest.param({"prompt": "Hi"}, "Hi", "Hi", id="raw text"),
         pytest.param({"prompt": " \n"}, " \n", " \n", id="white space is text"),
-        pytest.param({"messages": [USER]}, [USER], '[{"role": "user", "content": "Hi"}]', id="chat"),
+        pytest.param({"messages": [USER]}, Chat([USER]), '[{"role": "user", "content": "Hi"}]', id="chat"),
         pytest.param({"prompt_token_ids": [0, 99]}, [0, 99], None, id="token ids"),
         pytest.param({"messages": None, "prompt": "Hi", "n": None}, "Hi", "Hi", id="null is absent"),
     ],
@@ -38,22 +39,22 @@ def test_the_three_kinds_of_prompt(row, content, prompt):
 @pytest.mark.parametrize(
     ("row", "config", "content"),
     [
-        pytest.param({"prompt": "Hi"}, {"chat": True}, [USER], id="--chat makes a user turn"),
+        pytest.param({"prompt": "Hi"}, {"chat": True}, Chat([USER]), id="--chat makes a user turn"),
         pytest.param(
             {"prompt": "Hi"},
             {"chat": True, "system_prompt": "S"},
-            [{"role": "system", "content": "S"}, USER],
+            Chat([{"role": "system", "content": "S"}, USER]),
             id="--chat and --system-prompt",
         ),
         pytest.param({"prompt": "Hi"}, {"system_prompt": "S"}, "Hi", id="raw text has no system turn"),
         pytest.param(
             {"messages": [{"role": "system", "content": "own"}, USER]},
             {"system_prompt": "S"},
-            [{"role": "system", "content": "own"}, USER],
+            Chat([{"role": "system", "content": "own"}, USER]),
             id="the row's system turn wins",
         ),
         pytest.param({"q": "Hi"}, {"prompt_column": "q"}, "Hi", id="--prompt-column with text"),
-        pytest.param({"prompt": [USER]}, {"prompt_column": "prompt"}, [USER], id="--prompt-column with turns"),
+        pytest.param({"prompt": [USER]}, {"prompt_column": "prompt"}, Chat([USER]), id="--prompt-column with turns"),
     ],
 )
 def test_flags_shape_the_prompt(row, config, content):
@@ -108,6 +109,18 @@ def test_content_hash_is_of_the_prompt_alone():
     assert parse({"prompt_token_ids": [1, 2]}).content_hash == hash64(b"prompt_token_ids\n[1,2]")
 
 
+def test_tools_and_template_variables_of_a_chat_are_part_of_its_identity():
+    """They change what the model sees; empty ones, and those beside a raw text, do not."""
+    plain, tools, variables = {"messages": [USER]}, {"tools": [{"name": "f"}]}, {"chat_template_kwargs": {"a": 1}}
+    assert parse(plain | tools).content_hash == hash64(
+        b'messages\n[{"content":"Hi","role":"user"}]\n{"tools":[{"name":"f"}]}'
+    )
+    assert len({parse(plain | extra).content_hash for extra in ({}, tools, variables, tools | variables)}) == 4
+    assert parse(plain | {"tools": [], "chat_template_kwargs": None}).content_hash == parse(plain).content_hash
+    assert parse({"prompt": "Hi"} | tools).content_hash == parse({"prompt": "Hi"}).content_hash
+    assert parse({"prompt": "Hi"} | tools, chat=True).content.tools == tools["tools"]
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [
@@ -125,14 +138,12 @@ def test_content_hash_is_of_the_prompt_alone():
         pytest.param({"messages": ["Hi"]}, "messages[0]: must be an object", id="turn as text"),
         pytest.param({"messages": [{"content": "Hi"}]}, "messages[0]: role must be", id="no role"),
         pytest.param({"messages": [{"role": "", "content": "Hi"}]}, "role must be", id="empty role"),
-        pytest.param({"messages": [{"role": "user"}]}, "content must be a string, got null", id="no content"),
-        pytest.param({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "list of parts", id="parts"),
-        pytest.param({"messages": [{"role": "user", "content": ""}]}, "no text in any turn", id="empty turns"),
         pytest.param(
-            {"messages": [USER, {"role": "assistant", "content": "Oh"}]}, "cannot be continued", id="assistant"
+            {"messages": [{"role": "user"}]},
+            "content must be a string or a list of text parts, got null",
+            id="no content",
         ),
-        pytest.param({"messages": [{**USER, "tool_calls": []}]}, "tool_calls are not supported", id="tool calls"),
-        pytest.param({"messages": [USER], "tools": []}, "tools are not supported", id="tools"),
+        pytest.param({"messages": [{"role": "user", "content": ""}]}, "no text in any turn", id="empty turns"),
         pytest.param({"messages": [{"role": "user", "content": "\udc00"}]}, "surrogate", id="surrogate in a turn"),
         pytest.param({"prompt_token_ids": []}, "prompt_token_ids is empty", id="no token ids"),
         pytest.param({"prompt_token_ids": [-1]}, "id -1 is outside", id="negative token id"),

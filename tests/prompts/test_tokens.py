@@ -9,6 +9,7 @@ from models.tiny import CHAT_TEMPLATE, CONTEXT_LENGTH, VOCAB_SIZE
 
 from rollgen.config import RunConfig
 from rollgen.errors import UsageError
+from rollgen.prompts.messages import Chat
 from rollgen.prompts.parameters import Parameters
 from rollgen.prompts.rows import Row
 from rollgen.prompts.tokens import PromptEncoder
@@ -19,7 +20,8 @@ BOS, START, END = 0, 1, 2
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 
-def row(content):
+def row(content, **chat):
+    content = Chat(content, **chat) if isinstance(content, list) else content
     return Row(None, 0, content, None, Parameters(Sampling(), 1, 0), None)
 
 
@@ -106,9 +108,28 @@ def test_a_foreign_tokenizer_is_noticed(model_info):
     assert "outside the model's vocabulary (10); use the model's own tokenizer" in refused
 
 
-def test_double_bos_is_recognised(model_info):
-    """A templated text given as raw prompt."""
+@pytest.mark.parametrize(
+    ("text", "tokens", "templated"),
+    [
+        pytest.param("Hi", "<s>Hi", False, id="raw"),
+        pytest.param("<s>Hi", "<s>Hi", True, id="BOS spelled out is not doubled"),
+        pytest.param("<s><s>Hi", "<s><s>Hi", True, id="twice stays twice"),
+        pytest.param("<|im_start|>user\nHi", "<s><|im_start|>user\nHi", True, id="BOS was stripped, to be added"),
+        pytest.param(" <s>Hi", "<s> <s>Hi", False, id="not in front"),
+    ],
+)
+def test_rendered_texts_get_no_second_bos(model_info, text, tokens, templated):
+    """The ids decode to exactly these tokens."""
     encoder = PromptEncoder(model_info, RunConfig(), NOW)
-    once, twice = encoder.encode([row("Hi"), row("<s>Hi")])
-    assert not encoder.is_double_bos(once)
-    assert encoder.is_double_bos(twice)
+    (ids,) = encoder.encode([row(text)])
+    assert model_info.tokenizer.decode(ids) == tokens
+    assert encoder.is_templated(text) == templated
+    assert encoder.is_double_bos(ids) == (text == "<s><s>Hi")
+
+
+def test_a_rendered_chat_given_as_text_is_the_same_prompt(model_info):
+    """Token for token."""
+    encoder = PromptEncoder(model_info, RunConfig(), NOW)
+    chat = row([USER])
+    from_chat, from_text = encoder.encode([chat, row(encoder.text(chat))])
+    assert from_chat.tolist() == from_text.tolist()
