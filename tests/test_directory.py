@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rollgen.directory import CARD_FILE, Holds, check_start, clean_directory, inspect_directory
+from rollgen.directory import CARD_FILE, Holds, check_start, clean_directory, inspect_directory, remove_frame
 from rollgen.errors import UsageError
-from rollgen.format.commit import WriterSlot
+from rollgen.format.commit import Part, WriterSlot
 
 OWN = ("rollgen.json", "plan.parquet", "data", "journal", "failures", "tokenizer", "quarantine", CARD_FILE)
 
@@ -30,11 +30,14 @@ def lay_out(directory: Path, *names: str) -> Path:
     ("names", "holds"),
     [
         pytest.param((), Holds.NOTHING, id="empty"),
+        pytest.param(("journal/",), Holds.NOTHING, id="another run is just about to begin"),
+        pytest.param(("journal/x",), Holds.FOREIGN, id="a journal of something else"),
         pytest.param(("data/", "journal/w0.lock"), Holds.NOTHING, id="the frame of a run that never started"),
         pytest.param((".tmp-w0-plan.parquet", "data/.tmp-w0-000000", "journal/w0.lock"), Holds.NOTHING, id="leftovers"),
         pytest.param(
             ("plan.parquet", "tokenizer/x", "journal/w0.lock"), Holds.NOTHING, id="killed before the manifest"
         ),
+        pytest.param(("retry-1.parquet", "journal/w0.lock"), Holds.NOTHING, id="killed while it was cleaned"),
         pytest.param(("plan.parquet", "tokenizer/x", "data/"), Holds.FOREIGN, id="the user's files by the same names"),
         pytest.param(("data/train.jsonl", "journal/w0.lock"), Holds.FOREIGN, id="the user's file among the data"),
         pytest.param(("rollgen.json",), Holds.RUN, id="a manifest"),
@@ -111,6 +114,7 @@ def test_clean_removes_the_run_and_nothing_else(tmp_path: Path, make_dataset: Ca
         directory,
         "failures/w0.jsonl",
         "tokenizer/a/b",
+        "retry-1.parquet",
         "quarantine/part-w0-000009.parquet",
         CARD_FILE,
         "notes.txt",
@@ -120,7 +124,7 @@ def test_clean_removes_the_run_and_nothing_else(tmp_path: Path, make_dataset: Ca
     with WriterSlot(directory, "w0"):
         clean_directory(directory)
     left = sorted(str(path.relative_to(directory)) for path in directory.rglob("*"))
-    assert left == ["data", "data/mine.txt", "journal", "journal/w0.lock", "notes.txt"]
+    assert left == ["data", "data/mine.txt", "journal", "journal/start-section.lock", "journal/w0.lock", "notes.txt"]
 
 
 def test_clean_of_half_a_run(tmp_path: Path) -> None:
@@ -128,3 +132,18 @@ def test_clean_of_half_a_run(tmp_path: Path) -> None:
     with WriterSlot(tmp_path, "w0"):
         clean_directory(tmp_path)
     assert inspect_directory(tmp_path) is Holds.NOTHING
+
+
+def test_an_empty_frame_is_taken_away(tmp_path: Path) -> None:
+    """What a start made that came to nothing, but not what another writer is using, or what holds something."""
+    directory = tmp_path / "out"
+    with WriterSlot(directory, "w0", Part(0, 2)) as slot:
+        with WriterSlot(directory, "w1", Part(1, 2)):
+            remove_frame(slot)
+            assert directory.exists()
+        (directory / "notes.txt").touch()
+        remove_frame(slot)
+        assert directory.exists()
+        (directory / "notes.txt").unlink()
+        remove_frame(slot)
+        assert not directory.exists()

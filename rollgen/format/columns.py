@@ -70,6 +70,9 @@ class _Columns:
     def sample_index(self) -> pa.Array:
         return self._numbers((c.sample_index for c in self._rows), np.int32)
 
+    def generation(self) -> pa.Array:
+        return self._numbers((c.generation for c in self._rows), np.int32)
+
     def prompt_index(self) -> pa.Array:
         return self._numbers((c.prompt_index for c in self._rows), np.int64)
 

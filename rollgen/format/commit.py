@@ -8,17 +8,24 @@ A Parquet file without a footer is lost whole, so the shard is the unit of durab
 
 A shard whose journal line is missing (a crash between the last two steps) is complete: recovery verifies it and adds
 the line. A shard that is missing or damaged is retired by a second line (`"retired": true`) and its samples are owed
-again; readers pass over retired files. Each writer holds
-`journal/<writer>.lock` while it lives, so leftovers under its name belong to a dead one and may be removed.
+again; readers pass over retired files.
+
+Each writer holds `journal/<writer>.lock` while it lives, so leftovers under its name belong to a dead one and may be
+removed. The lock file says which part of the prompts it makes: live writers share one division into parts, and no two
+make the same one. Whoever starts or leaves does so under `journal/start-section.lock`, one at a time.
 """
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 import re
 import time
+import weakref
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, NamedTuple, Self
@@ -29,8 +36,28 @@ from rollgen.format.manifest import fsync_directory
 from rollgen.format.schema import DATA_DIR, JOURNAL_DIR, QUARANTINE_DIR
 
 _SHARD_NAME = re.compile(r"part-(?P<writer>[A-Za-z0-9_]+)-(?P<sequence>\d{6,})\.parquet")
+_WRITER_NAME = re.compile(r"[A-Za-z0-9_]+")
+_START_LOCK = "start-section.lock"
+"""Not the lock of a writer: no writer's name has a hyphen."""
 _HASH_CHUNK = 1 << 20
 _LOCK_SECONDS = 1.0
+
+
+class Part(NamedTuple):
+    """Which prompts a writer makes: those whose number is `number` modulo `of`."""
+
+    number: int
+    of: int
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.of}"
+
+    def conflicts(self, other: Part) -> bool:
+        """Whether a prompt could be in both. Other divisions than ours count: they overlap somewhere."""
+        return self.of != other.of or self.number == other.number
+
+
+WHOLE = Part(0, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +105,22 @@ def list_shards(directory: Path) -> list[Path]:
 
 def live_writers(directory: Path) -> frozenset[str]:
     """Names of the writers that are alive now: those whose lock is held. A look, which changes nothing."""
-    return frozenset(path.stem for path in (directory / JOURNAL_DIR).glob("*.lock") if _is_locked(path))
+    locks = (directory / JOURNAL_DIR).glob("*.lock")
+    return frozenset(path.stem for path in locks if path.name != _START_LOCK and _is_locked(path))
+
+
+@contextmanager
+def start_section(directory: Path) -> Iterator[None]:
+    """What starting or leaving writers do one after the other. Waits for its turn.
+
+    Whoever holds it knows that no writer comes to life meanwhile. Raises UsageError when the directory cannot be
+    written.
+    """
+    with _writable():
+        lock = _open_lock(directory / JOURNAL_DIR / _START_LOCK, wait=True)
+    assert lock is not None
+    with lock:
+        yield
 
 
 def read_journal(directory: Path) -> Journal:
@@ -128,37 +170,64 @@ def file_sha256(path: Path) -> str:
 class WriterSlot:
     """One writer's exclusive place in a dataset: its lock, its journal, its sequence of shard names.
 
-    Use as a context manager. Raises ResumeRefused when another process holds the lock, UsageError when the directory
-    cannot be written.
+    `writer` matches `[A-Za-z0-9_]+`. Use as a context manager. Raises ResumeRefused when a writer of that name, or one
+    whose part could hold the same prompts, is alive, and UsageError when the directory cannot be written.
     """
 
-    def __init__(self, directory: Path, writer: str) -> None:
+    def __init__(self, directory: Path, writer: str, part: Part = WHOLE) -> None:
         self.directory = directory
         self.writer = writer
+        self.part = part
         self._journal_path = directory / JOURNAL_DIR / f"{writer}.jsonl"
         self._lock: IO[bytes] | None = None
         self._sequence = 0
 
     def __enter__(self) -> Self:
-        lock_path = self.directory / JOURNAL_DIR / f"{self.writer}.lock"
-        try:
-            for name in (DATA_DIR, JOURNAL_DIR):
-                (self.directory / name).mkdir(parents=True, exist_ok=True)
-            self._lock = lock_path.open("ab")
-        except OSError as error:
-            raise UsageError(f"{error.filename}: cannot be written: {error.strerror}; choose another --out") from None
-        if not _lock_exclusively(self._lock):
-            self._lock.close()
-            raise ResumeRefused(f"{lock_path}: another rollgen is writing this dataset; wait for it, or stop it")
-        self._remove_leftovers()
-        truncate_torn_tail(self._journal_path)
-        self._sequence = self._next_sequence()
+        with start_section(self.directory), ExitStack() as on_error:
+            on_error.callback(self.__exit__)
+            self._check_others()
+            self._take_lock()
+            self._remove_leftovers()
+            truncate_torn_tail(self._journal_path)
+            self._sequence = self._next_sequence()
+            on_error.pop_all()
         return self
 
     def __exit__(self, *exc: object) -> None:
         if self._lock is not None:
             self._lock.close()  # releases the lock
             self._lock = None
+
+    @property
+    def held(self) -> bool:
+        """Whether it has been entered and not left."""
+        return self._lock is not None
+
+    def others(self) -> dict[str, Part]:
+        """The other writers that are alive."""
+        journal = self.directory / JOURNAL_DIR
+        return {
+            name: _read_part(journal / f"{name}.lock") for name in sorted(live_writers(self.directory) - {self.writer})
+        }
+
+    def _check_others(self) -> None:
+        for writer, part in self.others().items():
+            if self.part.conflicts(part):
+                raise ResumeRefused(
+                    f"{self.directory}: writer {writer!r} is alive and makes part {part} of the prompts, which part "
+                    f"{self.part} of writer {self.writer!r} does not go with; wait for it, or stop it"
+                )
+
+    def _take_lock(self) -> None:
+        path = self.directory / JOURNAL_DIR / f"{self.writer}.lock"
+        with _writable():
+            (self.directory / DATA_DIR).mkdir(exist_ok=True)
+            self._lock = _open_lock(path, wait=False)
+        if self._lock is None:
+            raise ResumeRefused(f"{path}: another rollgen is writing this dataset; wait for it, or stop it")
+        self._lock.truncate(0)
+        self._lock.write(json.dumps({"part": self.part}).encode() + b"\n")
+        self._lock.flush()
 
     def temporary(self) -> Path:
         """Where the next shard is built: beside its target, under a name no reader looks at."""
@@ -206,6 +275,55 @@ class WriterSlot:
             path.unlink()
 
 
+def check_writer_name(writer: str) -> None:
+    """Raise UsageError for a name that no shard could carry."""
+    if not _WRITER_NAME.fullmatch(writer):
+        raise UsageError(f"writer: {writer!r} is no name for a writer; use letters, digits and underscores")
+
+
+@contextmanager
+def _writable() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"{error.filename}: cannot be written: {error.strerror}; choose another --out") from None
+
+
+_held: weakref.WeakSet[IO[bytes]] = weakref.WeakSet()
+
+
+def _let_go_in_child() -> None:
+    """A lock lives as long as any copy of its descriptor: a forked engine would hold it after its parent's death."""
+    for file in _held:
+        file.close()
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)
+
+
+def _open_lock(path: Path, *, wait: bool) -> IO[bytes] | None:
+    """The lock file, opened and locked; None when another one holds it and we are not to wait."""
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("ab")
+        if wait:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        elif not _lock_exclusively(file):
+            file.close()
+            return None
+        if _is_same_file(file, path):
+            _held.add(file)
+            return file
+        file.close()  # a start that came to nothing took its empty directory away while we waited
+
+
+def _is_same_file(file: IO[bytes], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
 def _lock_exclusively(file: IO[bytes]) -> bool:
     """Whether the lock could be had. Tries for a second: `live_writers` of another process holds it for an instant."""
     deadline = time.monotonic() + _LOCK_SECONDS
@@ -227,6 +345,12 @@ def _is_locked(path: Path) -> bool:
         except BlockingIOError:
             return True
         return False
+
+
+def _read_part(path: Path) -> Part:
+    """What a live writer's lock file says; of one that says nothing, the whole."""
+    content = path.read_bytes()
+    return Part(*json.loads(content)["part"]) if content else WHOLE
 
 
 def quarantine(directory: Path, shard: Path) -> Path:

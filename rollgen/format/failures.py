@@ -1,7 +1,7 @@
 """`failures/<writer>.jsonl`: one line for each sample that could not be made, so that nothing is missing in silence.
 
 Stages: `input` (a bad row that the user chose to skip: a tombstone, never tried again), `engine`, `capture` and
-`invariant` (owed again by `--resume`). A stored key wins over its failure lines.
+`invariant` (owed again by `--resume`). A stored key (prompt_id, sample_index, generation) wins over its failure lines.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ class Failure:
     error: str
     time: str
     """UTC, ISO 8601."""
+    generation: int = 0
+    """Of a retry: which one."""
 
 
 class FailureLog:
@@ -41,10 +43,13 @@ class FailureLog:
         self.count = 0
         """Lines recorded by this log."""
 
-    def record(self, prompt_id: str, prompt_index: int, sample_index: int, stage: Stage, error: str) -> None:
+    def record(
+        self, prompt_id: str, prompt_index: int, sample_index: int, stage: Stage, error: str, *, generation: int = 0
+    ) -> None:
         """Append one line."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        append_line(self._path, Failure(prompt_id, prompt_index, sample_index, stage, error, now), durable=False)
+        failure = Failure(prompt_id, prompt_index, sample_index, stage, error, now, generation)
+        append_line(self._path, failure, durable=False)
         self.count += 1
 
 

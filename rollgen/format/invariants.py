@@ -2,7 +2,7 @@
 
 Checked on arrival, in numpy, without a loop over tokens (about 0.1 us a token). The list, in the order it is checked:
 
-    1  at least one token; logprobs, supports and tokens have equal lengths; a storable finish reason
+    1  at least one token; logprobs, supports and tokens have equal lengths; a storable finish reason; a generation
     2  a support is empty (not truncated) exactly where sampling does not truncate
     3  support ids are strictly increasing and inside the model's vocabulary
     4  the sampled id is inside its support (inside the vocabulary, for an untruncated token)
@@ -46,6 +46,8 @@ def _lengths_problem(completion: Completion) -> str | None:
         return "support offsets do not span the support ids"
     if completion.finish_reason not in FINISH_REASONS:
         return f"finish reason {completion.finish_reason!r} is not a finished one"
+    if completion.generation < 0:
+        return f"generation {completion.generation} is negative"
     return None
 
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rollgen.config import canonical_json, digest
 from rollgen.errors import DatasetError, ResumeRefused
-from rollgen.format.schema import FORMAT_NAME, FORMAT_VERSION, MANIFEST_FILE
+from rollgen.format.schema import FORMAT_NAME, FORMAT_VERSION, MANIFEST_FILE, has_generation
 
 _FIX = "put it back from a copy, or start again with --clean"
 
@@ -68,6 +68,20 @@ class Attempt(_Section):
     engine: EngineRecord
 
 
+class Retry(_Section):
+    """Samples that were made again with a larger max_tokens; `retry-<generation>.parquet` lists them."""
+
+    generation: int
+    """1, 2, ...: of the rows that this retry stores."""
+    started_at: str
+    where: dict[str, str]
+    """Which samples were chosen: `{"finish_reason": "length"}`."""
+    max_tokens: int
+    """As asked for; the list has the effective ones."""
+    samples: int
+    """Rows of the list."""
+
+
 class Manifest(_Section):
     """The parsed `rollgen.json`."""
 
@@ -89,6 +103,13 @@ class Manifest(_Section):
     page_checksums: bool = True
     """Readers refuse a shard whose pages carry none: pyarrow would pass it silently."""
     attempts: list[Attempt]
+    retries: list[Retry] = []
+    """Oldest first."""
+
+    def with_retry(self, retry: Retry) -> Manifest:
+        """This dataset with one more retry: its shards have the column `generation` from now on."""
+        version = self.format_version if has_generation(self.format_version) else FORMAT_VERSION
+        return self.model_copy(update={"format_version": version, "retries": [*self.retries, retry]})
 
 
 def read_manifest(directory: Path) -> Manifest:
@@ -111,6 +132,8 @@ def read_manifest(directory: Path) -> Manifest:
         raise DatasetError(f"{path}: {place}: {problem['msg']}") from None
     if digest(manifest.identity) != manifest.config_digest:
         raise DatasetError(f"{path}: config_digest does not match identity: the manifest was edited or damaged; {_FIX}")
+    if any(retry.generation != number for number, retry in enumerate(manifest.retries, 1)):
+        raise DatasetError(f"{path}: retries: generations do not count 1, 2, ...: edited or damaged; {_FIX}")
     return manifest
 
 

@@ -3,7 +3,10 @@
     open_dataset(directory)   manifest + journal + the shards in place, in the order of their names
     open_shard(path, ...)     size and footer against the journal line; format version, config digest, schema
     read_row_group(shard, i)  page headers and page checksums, every time; a Table of exactly the v1 types
+    read_columns(shard, ...)  the same of all row groups, for narrow columns
     verify_shard(path, ...)   all of the above over the whole file, one row group in memory at a time
+
+A shard of format 1.0 has no column `generation`: it reads as 0, which is what a shard of that time means.
 
 pyarrow verifies page data, `pages.py` the page headers, the journal's footer hash the rest: with a journal line any
 changed bit that could change a value is an error. Each error names the file, and the row group where there is one.
@@ -38,6 +41,8 @@ from rollgen.format.schema import (
 _FOOTER_STRING_LIMIT: Final = 4 << 20
 _FOOTER_CONTAINER_LIMIT: Final = 1 << 18
 """Most bytes of one string and most entries of one list in a footer: a hostile one cannot ask for more memory."""
+_ADDED: Final = {"generation": pa.scalar(0, pa.int32())}
+"""Columns that a MINOR added, and what a shard without them means."""
 _REMAKE: Final = "`rollgen generate --resume` sets the shard aside and makes its samples again"
 
 
@@ -47,7 +52,9 @@ class ShardReader:
 
     path: Path
     schema: pa.Schema
-    """The v1 columns this shard has, with their v1 types: what `read_row_group` returns."""
+    """The v1 columns, with their v1 types: what `read_row_group` returns."""
+    stored: frozenset[str]
+    """Names of the columns that the file has."""
     file: pq.ParquetFile
 
     @property
@@ -73,6 +80,7 @@ class StoredKeys(NamedTuple):
     prompt_index: npt.NDArray[np.int64]
     sample_index: npt.NDArray[np.int32]
     prompt_id: pa.ChunkedArray
+    generation: npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +113,14 @@ def open_dataset(directory: Path) -> StoredDataset:
     Raises DatasetError when there is no manifest, when its shards carry no page checksums, or when a shard of the
     journal is missing. Retired shards are left out: they were set aside or replaced.
     """
-    manifest = read_manifest(directory)
+    journal = read_journal(directory)  # before the listing: a run may commit in between
+    paths = list_shards(directory)
+    manifest = read_manifest(directory)  # after it: a retry is in the manifest before its first shard is there
     if not manifest.page_checksums:
         raise DatasetError(f"{directory / MANIFEST_FILE}: page_checksums is false: damage would go unseen")
-    journal = read_journal(directory)  # before the listing: a run may commit in between
     shards = tuple(
         StoredShard(path, journal.committed.get(path.name), manifest.config_digest)
-        for path in list_shards(directory)
+        for path in paths
         if path.name not in journal.retired
     )
     missing = sorted(journal.committed.keys() - {shard.path.name for shard in shards})
@@ -141,7 +150,7 @@ def open_shard(path: Path, *, line: JournalLine | None = None, config_digest: st
             if line is not None and file.metadata.num_rows != line.rows:
                 raise DatasetError(f"{path}: {file.metadata.num_rows} rows, the journal says {line.rows}; {_REMAKE}")
             on_error.pop_all()
-    return ShardReader(path, schema, file)
+    return ShardReader(path, schema, frozenset(file.schema_arrow.names), file)
 
 
 def read_row_group(
@@ -149,23 +158,35 @@ def read_row_group(
 ) -> pa.Table:
     """Read a row group, or some `columns` of it in the order given, with every page verified.
 
-    The table has exactly the types of `shard.schema`, whatever list flavour or nullability the file was written with.
-    Raises DatasetError naming file and row group for damage, and for a null where the format allows none.
+    The table has exactly the types of `shard.schema`, whatever list flavour or nullability the file was written with;
+    a column of a later MINOR than the shard's is filled in. Raises DatasetError naming file and row group for damage,
+    and for a null where the format allows none.
     """
     names = shard.schema.names if columns is None else list(columns)
+    stored = [name for name in names if name in shard.stored]
     with _translated(f"{shard.path}: row group {index}"):
-        table = shard.file.read_row_group(index, columns=names, use_threads=use_threads).select(names)
+        table = shard.file.read_row_group(index, columns=stored, use_threads=use_threads)
         with shard.path.open("rb") as file:
-            check_pages(file, shard.file.metadata, index, names)
-        return _normalised(table, pa.schema([shard.schema.field(name) for name in names]))
+            check_pages(file, shard.file.metadata, index, stored)
+        schema = pa.schema([shard.schema.field(name) for name in names])
+        return _normalised(_filled(table, schema, shard.file.metadata.row_group(index).num_rows), schema)
+
+
+def read_columns(shard: ShardReader, columns: Sequence[str]) -> pa.Table:
+    """Some columns of all rows, in file order, read and checked like `read_row_group`: for columns that are narrow."""
+    groups = [read_row_group(shard, index, columns) for index in range(len(shard.row_group_rows))]
+    return pa.concat_tables([pa.schema([shard.schema.field(name) for name in columns]).empty_table(), *groups])
 
 
 def stored_keys(shard: ShardReader) -> StoredKeys:
     """The keys of all rows: what a resumed run need not make again."""
-    columns = ["prompt_index", "sample_index", "prompt_id"]
-    groups = [read_row_group(shard, index, columns) for index in range(len(shard.row_group_rows))]
-    table = pa.concat_tables([pa.schema([shard.schema.field(name) for name in columns]).empty_table(), *groups])
-    return StoredKeys(table["prompt_index"].to_numpy(), table["sample_index"].to_numpy(), table["prompt_id"])
+    table = read_columns(shard, ["prompt_index", "sample_index", "prompt_id", "generation"])
+    return StoredKeys(
+        prompt_index=table["prompt_index"].to_numpy(),
+        sample_index=table["sample_index"].to_numpy(),
+        prompt_id=table["prompt_id"],
+        generation=table["generation"].to_numpy(),
+    )
 
 
 def verify_shard(path: Path, *, line: JournalLine | None = None, config_digest: str | None = None) -> None:
@@ -211,6 +232,8 @@ def _check_schema(path: Path, stored: pa.Schema) -> pa.Schema:
     """Accept other list flavours, nullability and further columns (a later MINOR); refuse any other difference."""
     schema = shard_schema(support_logprobs="support_logprobs" in stored.names)
     for field in schema:
+        if field.name in _ADDED and field.name not in stored.names:
+            continue
         position = stored.get_field_index(field.name)  # -1 also when the name occurs twice
         if position < 0:
             raise DatasetError(f"{path}: column {field.name} is missing, or there twice; not a rollgen shard")
@@ -226,6 +249,14 @@ def _same_shape(stored: pa.DataType, wanted: pa.DataType) -> bool:
         is_list = pa.types.is_list(stored) or pa.types.is_large_list(stored)
         return is_list and _same_shape(stored.value_type, wanted.value_type)
     return bool(stored == wanted) or (pa.types.is_string(wanted) and pa.types.is_large_string(stored))
+
+
+def _filled(table: pa.Table, schema: pa.Schema, rows: int) -> pa.Table:
+    """The columns of `schema`, in its order; one that the file lacks holds its default in all rows."""
+    for field in schema:
+        if field.name not in table.column_names:
+            table = table.append_column(field, pa.repeat(_ADDED[field.name], rows))
+    return table.select(schema.names)
 
 
 def _normalised(table: pa.Table, schema: pa.Schema) -> pa.Table:

@@ -8,12 +8,13 @@ Done is what committed, readable shards hold; a file that merely exists proves n
     retired, not yet moved    moved: a crash fell in between
     in the journal only       lost; retired, and its samples are owed again
 
-Nothing is deleted. The caller holds the writer's slot, and no other writer of the run is alive.
+Nothing is deleted. A shard of another writer that is alive is not touched: what it holds is done, with or without a
+line yet. The caller holds a writer's slot, and where other writers may be alive, the start section.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from rollgen.format.commit import (
     file_sha256,
     footer_sha256,
     list_shards,
+    parse_shard_name,
     quarantine,
     read_journal,
 )
@@ -40,6 +42,7 @@ from rollgen.format.reader import (
     stored_keys,
     verify_shard,
 )
+from rollgen.format.retries import RetryList
 from rollgen.format.schema import DATA_DIR
 
 
@@ -50,6 +53,8 @@ class Recovery:
     done: npt.NDArray[np.bool_]
     """One flag for each planned sample, in plan order: `offsets[prompt_index] + sample_index`."""
     findings: tuple[str, ...]
+    retried: tuple[npt.NDArray[np.bool_], ...]
+    """For each of `PlannedKeys.retries`, one flag a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,8 @@ class PlannedKeys:
     """int64 [prompts + 1]: cumulative samples per prompt."""
     prompt_ids: Callable[[npt.NDArray[np.int64]], pa.Array]
     """The ids of the prompts with these indexes."""
+    retries: Sequence[RetryList] = ()
+    """Generations 1, 2, ..."""
 
 
 def recover(slot: WriterSlot, config_digest: str, planned: PlannedKeys) -> Recovery:
@@ -68,29 +75,63 @@ def recover(slot: WriterSlot, config_digest: str, planned: PlannedKeys) -> Recov
     Raises DatasetError when a sound shard holds a key that was not planned, or one that another shard holds too: such a
     dataset needs a human.
     """
+    numbers = [retries.numbers(planned.sample_offsets) for retries in planned.retries]
+    done = [np.zeros(size, np.bool_) for size in (int(planned.sample_offsets[-1]), *map(len, planned.retries))]
+    findings = recover_shards(slot, config_digest, lambda keys, path: _mark_done(done, keys, planned, numbers, path))
+    return Recovery(done[0], findings, tuple(done[1:]))
+
+
+def recover_shards(slot: WriterSlot, config_digest: str, mark: Callable[[StoredKeys, Path], None]) -> tuple[str, ...]:
+    """Bring journal and shards into agreement, giving the keys of each sound shard to `mark`. Returns the findings."""
     findings: list[str] = []
-    done = np.zeros(int(planned.sample_offsets[-1]), np.bool_)
+    alive = slot.others()
     journal = read_journal(slot.directory)
     shards = list_shards(slot.directory)
-    for path in shards:
-        if path.name in journal.retired:
-            quarantine(slot.directory, path)
-            continue
+    lost = [
+        slot.directory / DATA_DIR / name for name in sorted(journal.committed.keys() - {path.name for path in shards})
+    ]
+    for path in [*shards, *lost]:
         line = journal.committed.get(path.name)
-        try:
-            keys = _trusted_keys(slot, path, line, config_digest)
-        except DatasetError as error:
-            slot.retire(line or _unread_line(path))
-            moved = quarantine(slot.directory, path)
-            findings.append(f"{error}; moved to {moved.parent.name}/, its samples are owed again")
-            continue
-        if line is None:
-            findings.append(f"{path}: committed without its journal line (a crash); verified and added")
-        _mark_done(done, keys, planned, path)
-    for name in sorted(journal.committed.keys() - {path.name for path in shards}):
-        slot.retire(journal.committed[name])
-        findings.append(f"{slot.directory / DATA_DIR / name}: missing; its samples are owed again")
-    return Recovery(done, tuple(findings))
+        if _writer_of(path) in alive:
+            if path.name not in journal.retired:
+                mark(_live_keys(path, line, config_digest), path)
+        elif path.name in journal.retired:
+            quarantine(slot.directory, path)
+        elif path in lost:
+            slot.retire(journal.committed[path.name])
+            findings.append(f"{path}: missing; its samples are owed again")
+        elif (keys := _settle(slot, path, line, config_digest, findings)) is not None:
+            mark(keys, path)
+    return tuple(findings)
+
+
+def _writer_of(path: Path) -> str | None:
+    parsed = parse_shard_name(path.name)
+    return parsed and parsed[0]
+
+
+def _live_keys(path: Path, line: JournalLine | None, config_digest: str) -> StoredKeys:
+    try:
+        with open_shard(path, line=line, config_digest=config_digest) as shard:
+            return stored_keys(shard)
+    except DatasetError as error:
+        raise DatasetError(f"{error}; stop its writer, which is alive, and start again") from error
+
+
+def _settle(
+    slot: WriterSlot, path: Path, line: JournalLine | None, config_digest: str, findings: list[str]
+) -> StoredKeys | None:
+    """The keys of a sound shard, which has a line from now on; None for a damaged one, which is moved away."""
+    try:
+        keys = _trusted_keys(slot, path, line, config_digest)
+    except DatasetError as error:
+        slot.retire(line or _unread_line(path))
+        moved = quarantine(slot.directory, path)
+        findings.append(f"{error}; moved to {moved.parent.name}/, its samples are owed again")
+        return None
+    if line is None:
+        findings.append(f"{path}: committed without its journal line (a crash); verified and added")
+    return keys
 
 
 def _trusted_keys(slot: WriterSlot, path: Path, line: JournalLine | None, config_digest: str) -> StoredKeys:
@@ -124,16 +165,46 @@ def _line(path: Path, *, rows: int, tokens: int, mask_ids: int, footer: str) -> 
     return JournalLine(path.name, path.stat().st_size, file_sha256(path), footer, rows, tokens, mask_ids)
 
 
-def _mark_done(done: npt.NDArray[np.bool_], keys: StoredKeys, planned: PlannedKeys, path: Path) -> None:
+def _mark_done(
+    done: Sequence[npt.NDArray[np.bool_]],
+    keys: StoredKeys,
+    planned: PlannedKeys,
+    numbers: Sequence[npt.NDArray[np.int64]],
+    path: Path,
+) -> None:
+    """Set the flags of a shard's rows; `done` and `numbers` are by generation, `numbers` without generation 0."""
     index, sample, offsets = keys.prompt_index, keys.sample_index, planned.sample_offsets
     known = (index >= 0) & (index < len(offsets) - 1)
     known[known] &= (sample[known] >= 0) & (sample[known] < np.diff(offsets)[index[known]])
     if known.all():
         known = pc.equal(keys.prompt_id, planned.prompt_ids(index)).to_numpy()
+    _refuse_unknown(known, keys, path)
+    for generation in np.unique(keys.generation):
+        rows = np.flatnonzero(keys.generation == generation)
+        places = offsets[index[rows]] + sample[rows]
+        if generation != 0:
+            known[rows], places = _places(numbers, int(generation), places)
+            _refuse_unknown(known, keys, path)
+        flags = done[generation]
+        if flags[places].any() or len(np.unique(places)) != len(places):
+            raise DatasetError(f"{path}: holds samples that are stored already; remove one of the two copies")
+        flags[places] = True
+
+
+def _places(
+    numbers: Sequence[npt.NDArray[np.int64]], generation: int, wanted: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
+    """Whether samples are in the list of this generation, and where."""
+    listed = numbers[generation - 1] if 0 < generation <= len(numbers) else np.empty(0, np.int64)
+    places = np.searchsorted(listed, wanted)
+    found = places < len(listed)
+    found[found] = listed[places[found]] == wanted[found]
+    return found, places
+
+
+def _refuse_unknown(known: npt.NDArray[np.bool_], keys: StoredKeys, path: Path) -> None:
     if not known.all():
         row = int(known.argmin())
-        raise DatasetError(f"{path}: row {row}: ({keys.prompt_id[row]}, {sample[row]}) is not in the plan")
-    positions = offsets[index] + sample
-    if done[positions].any() or len(np.unique(positions)) != len(positions):
-        raise DatasetError(f"{path}: holds samples that are stored already; remove one of the two copies")
-    done[positions] = True
+        again = f" again in generation {keys.generation[row]}" if keys.generation[row] else ""
+        key = f"({keys.prompt_id[row]}, {keys.sample_index[row]})"
+        raise DatasetError(f"{path}: row {row}: {key} is not in the plan{again}")

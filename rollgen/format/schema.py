@@ -14,16 +14,18 @@ from typing import Any, Final
 import pyarrow as pa
 
 FORMAT_NAME: Final = "rollgen"
-FORMAT_VERSION: Final = "1.0"
-"""MAJOR.MINOR. A reader accepts its own MAJOR; MINOR adds optional columns and keys only."""
+FORMAT_VERSION: Final = "1.1"
+"""MAJOR.MINOR. A reader accepts its own MAJOR; MINOR adds columns, keys and files only: 1.1 added generations."""
 
 MANIFEST_FILE: Final = "rollgen.json"
 PLAN_FILE: Final = "plan.parquet"
+RETRY_FILES: Final = "retry-*.parquet"
 DATA_DIR: Final = "data"
 JOURNAL_DIR: Final = "journal"
 FAILURES_DIR: Final = "failures"
 TOKENIZER_DIR: Final = "tokenizer"
 QUARANTINE_DIR: Final = "quarantine"
+LOGS_DIR: Final = "logs"
 
 FOOTER_FORMAT_VERSION: Final = b"rollgen.format_version"
 FOOTER_CONFIG_DIGEST: Final = b"rollgen.config_digest"
@@ -38,6 +40,16 @@ DATA_PAGE_BYTES: Final = 4 << 20
 ZSTD_LEVEL: Final = 5
 
 
+def retry_file(generation: int) -> str:
+    """Name of the file that lists the samples of a retry; one of RETRY_FILES."""
+    return f"retry-{generation}.parquet"
+
+
+def has_generation(format_version: str) -> bool:
+    """Whether shards of this MINOR have the column `generation`."""
+    return format_version != "1.0"
+
+
 def _list_of(value: pa.DataType, *, nullable_element: bool = False) -> pa.ListType:
     return pa.list_(pa.field("element", value, nullable=nullable_element))
 
@@ -47,15 +59,17 @@ LOGPROB_LIST: Final = _list_of(pa.float32())
 MASK_LIST: Final = _list_of(_list_of(pa.int32()), nullable_element=True)
 SUPPORT_LOGPROB_LIST: Final = _list_of(_list_of(pa.float32()), nullable_element=True)
 
+_STATISTICS: Final = ("prompt_id", "sample_index", "generation", "prompt_index", "prompt_length", "response_length")
 _MASK_LEAF: Final = "sampling_mask.list.element.list.element"
 _SUPPORT_LOGPROB_LEAF: Final = "support_logprobs.list.element.list.element"
 
 
-def shard_schema(*, support_logprobs: bool) -> pa.Schema:
-    """The columns of a shard, in order. `support_logprobs` adds that optional column after sampling_mask."""
+def shard_schema(*, support_logprobs: bool, generation: bool = True) -> pa.Schema:
+    """The columns of a shard, in order. `support_logprobs` is an optional one; shards of 1.0 have no `generation`."""
     fields = [
         pa.field("prompt_id", pa.string(), nullable=False),
         pa.field("sample_index", pa.int32(), nullable=False),
+        *([pa.field("generation", pa.int32(), nullable=False)] if generation else []),
         pa.field("prompt_index", pa.int64(), nullable=False),
         pa.field("prompt_length", pa.int32(), nullable=False),
         pa.field("response_length", pa.int32(), nullable=False),
@@ -101,6 +115,15 @@ PLAN_SCHEMA: Final = pa.schema(
 )
 """One row per input row, in input order; `error` is set on tombstones (bad rows skipped on request)."""
 
+RETRY_SCHEMA: Final = pa.schema(
+    [
+        pa.field("prompt_index", pa.int64(), nullable=False),
+        pa.field("sample_index", pa.int32(), nullable=False),
+        pa.field("max_tokens", pa.int32(), nullable=False),
+    ]
+)
+"""One row per sample to be made again, sorted by prompt_index and sample_index."""
+
 
 def parquet_options(schema: pa.Schema) -> dict[str, Any]:
     """Keyword arguments of `pq.ParquetWriter` for a shard of this schema."""
@@ -118,6 +141,6 @@ def parquet_options(schema: pa.Schema) -> dict[str, Any]:
         "data_page_size": DATA_PAGE_BYTES,
         "write_page_checksum": True,
         "write_page_index": True,
-        "write_statistics": ["prompt_id", "sample_index", "prompt_index", "prompt_length", "response_length"],
+        "write_statistics": [name for name in _STATISTICS if name in schema.names],
         "store_schema": True,
     }

@@ -1,10 +1,10 @@
 """From finished completions to committed shards: buffers groups, encodes in a thread, commits on time or size.
 
 A finished sample waits in memory for the rest of its prompt group until the commit interval ends, so groups stay
-together on disk; rows of a shard are sorted by (prompt_index, sample_index). Encoding, verification and commit run in
-one background thread while the caller goes on adding; at most one shard is being written at a time, so memory is
-bounded by about twice `MAX_BUFFER_BYTES`. An error in that thread is raised by the next call. The thread takes the GIL
-only a few times for each row group, because each time it has to wait for a busy caller.
+together on disk; rows of a shard are sorted by (prompt_index, sample_index, generation). Encoding, verification and
+commit run in one background thread while the caller goes on adding; at most one shard is being written at a time, so
+memory is bounded by about twice `MAX_BUFFER_BYTES`. An error in that thread is raised by the next call. The thread
+takes the GIL only a few times for each row group, because each time it has to wait for a busy caller.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from rollgen.format.schema import (
     FOOTER_FORMAT_VERSION,
     FOOTER_TOKENIZER_VOCAB_SIZE,
     FOOTER_VOCAB_SIZE,
+    has_generation,
     parquet_options,
     shard_schema,
 )
@@ -49,6 +50,11 @@ def footer_metadata(manifest: Manifest) -> dict[bytes, bytes]:
         FOOTER_TOKENIZER_VOCAB_SIZE: str(manifest.tokenizer_vocab_size).encode(),
         FOOTER_ENGINE: f"{engine.name} {engine.version}".encode(),
     }
+
+
+def manifest_schema(manifest: Manifest) -> pa.Schema:
+    """The columns of this dataset's shards. All have the same ones: a dataset begun as 1.0 stays so until a retry."""
+    return shard_schema(support_logprobs=manifest.support_logprobs, generation=has_generation(manifest.format_version))
 
 
 def build_row_groups(completions: Sequence[Completion], schema: pa.Schema) -> list[pa.Table]:
@@ -72,7 +78,8 @@ class ShardWriter:
     `commit_interval` is in seconds; `max_buffer_bytes` of complete groups are written before it ends.
 
     Leaving the block commits everything that was added, also when it is left by an exception: what an engine finished
-    before it died is kept. Completions must have passed `invariants.find_problem`.
+    before it died is kept. Completions must have passed `invariants.find_problem`; those of a retry need the manifest
+    that lists it (`Manifest.with_retry`).
     """
 
     def __init__(
@@ -84,7 +91,7 @@ class ShardWriter:
         max_buffer_bytes: int = MAX_BUFFER_BYTES,
     ) -> None:
         self._slot = slot
-        self._schema = shard_schema(support_logprobs=manifest.support_logprobs).with_metadata(footer_metadata(manifest))
+        self._schema = manifest_schema(manifest).with_metadata(footer_metadata(manifest))
         self.vocab_size = manifest.vocab_size
         self._commit_interval = commit_interval
         self._max_buffer_bytes = max_buffer_bytes
@@ -150,7 +157,7 @@ class ShardWriter:
         self._collect(wait=True)
         self._last_commit = time.monotonic()
         if completions:
-            completions.sort(key=lambda c: (c.prompt_index, c.sample_index))
+            completions.sort(key=lambda c: (c.prompt_index, c.sample_index, c.generation))
             tokens = sum(len(c.token_ids) for c in completions)
             mask_ids = sum(len(c.mask_ids) for c in completions)
             row_groups = build_row_groups(completions, self._schema)

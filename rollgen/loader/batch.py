@@ -51,6 +51,8 @@ class Rollout:
     """All other fields of the prompt's row, as one JSON object text."""
     stored_support_logprobs: Tensor | None = None
     """float32 [nnz], log pi_old of every id of the support; None when the dataset does not store them."""
+    generation: int = 0
+    """0, or which retry of this sample it is: made again, with a larger max_tokens."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,6 +61,8 @@ class RolloutBatch:
 
     prompt_id: list[str]
     sample_index: Tensor
+    """int64 [B]"""
+    generation: Tensor
     """int64 [B]"""
     input_ids: Tensor
     """int64 [B, L]"""
@@ -140,6 +144,7 @@ def collate(rollouts: Sequence[Rollout], *, pad_id: int = 0) -> RolloutBatch:
     return RolloutBatch(
         prompt_id=[rollout.prompt_id for rollout in rollouts],
         sample_index=torch.tensor([rollout.sample_index for rollout in rollouts]),
+        generation=torch.tensor([rollout.generation for rollout in rollouts]),
         input_ids=input_ids,
         attention_mask=attention_mask,
         response_mask=response_mask,

@@ -1,9 +1,9 @@
 """`RolloutDataset`: a dataset directory as a map-style PyTorch Dataset, `ds[i] -> Rollout`.
 
-Opening reads the footers and the `replayable` column of every shard, no more. A row group is the unit of reading: it is
-decoded once, checksums verified, into numpy arrays, and kept in a small cache; a sample is a slice of these, copied.
-So reading in order or in neighbourhoods is fast (a few million tokens a second), while a fully shuffled pass over a
-dataset larger than the cache decodes a row group for most samples.
+Opening reads the footers, the keys and the `replayable` column of every shard, no more. A row group is the unit of
+reading: it is decoded once, checksums verified, into numpy arrays, and kept in a small cache; a sample is a slice of
+these, copied. So reading in order or in neighbourhoods is fast (a few million tokens a second), while a fully shuffled
+pass over a dataset larger than the cache decodes a row group for most samples.
 
 Works in DataLoader workers, forked or spawned: no file stays open between reads, and the cache is not pickled.
 """
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import index as as_index
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,7 @@ from torch.utils.data import Dataset
 from rollgen.errors import DatasetError, UsageError
 from rollgen.format.manifest import Manifest
 from rollgen.format.ragged import NestedRagged, Ragged, nested_ragged, ragged
-from rollgen.format.reader import ShardReader, StoredShard, open_dataset, read_row_group, stored_keys
+from rollgen.format.reader import ShardReader, StoredShard, open_dataset, read_columns, read_row_group
 from rollgen.loader.batch import Rollout
 from rollgen.ops import Support
 
@@ -38,6 +38,7 @@ CACHED_ROW_GROUPS: Final = 16
 _SCALARS: Final = (
     "prompt_id",
     "sample_index",
+    "generation",
     "prompt_index",
     "finish_reason",
     "stop_reason",
@@ -58,27 +59,34 @@ _SCALARS: Final = (
 class RolloutDataset(Dataset[Rollout]):
     """All committed samples of a dataset directory, by shard name and row.
 
+    Of a sample that was made again, with a larger max_tokens, only the latest row is one of them, unless
+    `all_generations`: then every row that is stored is.
+
     Raises DatasetError when the directory is not a complete, undamaged dataset, and UsageError when it holds samples
     that cannot be replayed (penalties, biases: relative logits were changed inside the support), unless
     `allow_unreplayable`.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, allow_unreplayable: bool = False) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], *, allow_unreplayable: bool = False, all_generations: bool = False
+    ) -> None:
         dataset = open_dataset(Path(path))
         self.manifest: Manifest = dataset.manifest
         self._shards = dataset.shards
         places: list[tuple[int, int, int]] = []
-        keys: list[npt.NDArray[np.int64]] = []
+        keys: list[Keys] = []
         for number, stored in enumerate(self._shards):
             with stored.open() as shard:
                 if not allow_unreplayable:
                     check_replayable(shard)
-                keys.append(_keys(shard))
+                keys.append(_keys(shard, retried=bool(self.manifest.retries)))
                 places += [(number, group, rows) for group, rows in enumerate(shard.row_group_rows)]
-        _check_unique(keys, self._shards)
+        current = _current_rows(keys, self._shards)
         self._places: npt.NDArray[np.int64] = np.array(places, np.int64).reshape(-1, 3)
         """int64 [G, 3]: shard, row group, rows. An array: a list would be copied by each forked worker touching it."""
         self._ends: npt.NDArray[np.int64] = np.cumsum(self._places[:, 2])
+        self._rows: npt.NDArray[np.int64] | None = None if all_generations or current.all() else np.flatnonzero(current)
+        """int64 [len(self)], rising: numbers of the rows that are handed out; None for all of them."""
         self._cache: OrderedDict[int, RowGroup] = OrderedDict()
 
     @property
@@ -87,6 +95,8 @@ class RolloutDataset(Dataset[Rollout]):
         return self.manifest.vocab_size
 
     def __len__(self) -> int:
+        if self._rows is not None:
+            return len(self._rows)
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def __getitem__(self, index: int) -> Rollout:
@@ -107,8 +117,9 @@ class RolloutDataset(Dataset[Rollout]):
         if not -len(self) <= position < len(self):
             raise IndexError(f"sample {position} of {len(self)}")
         position %= len(self)
-        group = int(np.searchsorted(self._ends, position, side="right"))
-        return group, position - int(self._ends[group] - self._places[group, 2])
+        row = position if self._rows is None else int(self._rows[position])
+        group = int(np.searchsorted(self._ends, row, side="right"))
+        return group, row - int(self._ends[group] - self._places[group, 2])
 
     def _row_group(self, group: int) -> RowGroup:
         cached = self._cache.pop(group, None)
@@ -170,23 +181,41 @@ def check_replayable(shard: ShardReader) -> None:
             )
 
 
-def _keys(shard: ShardReader) -> npt.NDArray[np.int64]:
-    """Prompt and sample of each row in one number."""
-    stored = stored_keys(shard)
-    return stored.prompt_index << 32 | stored.sample_index
+class Keys(NamedTuple):
+    """The keys of a shard's rows, in file order."""
+
+    prompt_index: npt.NDArray[np.int64]
+    sample_index: npt.NDArray[np.int32]
+    generation: npt.NDArray[np.int32]
 
 
-def _check_unique(keys: Sequence[npt.NDArray[np.int64]], shards: Sequence[StoredShard]) -> None:
-    """Raise DatasetError when a sample is in the dataset twice: a shard was copied."""
-    everything = np.concatenate([np.empty(0, np.int64), *keys])
-    order = np.argsort(everything, kind="stable")
-    repeated = np.flatnonzero(np.diff(everything[order]) == 0)
+def _keys(shard: ShardReader, *, retried: bool) -> Keys:
+    """Without retries every generation is 0, and its column is not read."""
+    table = read_columns(shard, Keys._fields if retried else Keys._fields[:2])
+    prompt_index, sample_index, *generation = (column.to_numpy() for column in table.columns)
+    return Keys(prompt_index, sample_index, *(generation or [np.zeros_like(sample_index)]))
+
+
+def _current_rows(keys: Sequence[Keys], shards: Sequence[StoredShard]) -> npt.NDArray[np.bool_]:
+    """Of all rows of all shards, which have the highest generation of their sample.
+
+    Raises DatasetError when a generation of a sample is in the dataset twice: a shard was copied.
+    """
+    if not keys:
+        return np.empty(0, np.bool_)
+    prompt, sample, generation = (np.concatenate(column) for column in zip(*keys, strict=True))
+    order = np.lexsort((generation, sample, prompt))
+    same_sample = (np.diff(prompt[order]) == 0) & (np.diff(sample[order]) == 0)
+    repeated = np.flatnonzero(same_sample & (np.diff(generation[order]) == 0))
     if repeated.size:
-        ends = np.cumsum([len(part) for part in keys])
+        ends = np.cumsum([len(part.prompt_index) for part in keys])
         one, other = (
             shards[int(np.searchsorted(ends, order[at], side="right"))] for at in (repeated[0], repeated[0] + 1)
         )
         raise DatasetError(f"{other.path}: holds samples that {one.path.name} holds too; remove one of the two copies")
+    current = np.ones(len(order), np.bool_)
+    current[order[:-1][same_sample]] = False  # a later generation of the same sample follows
+    return current
 
 
 def load_row_group(stored: StoredShard, index: int, vocab_size: int) -> RowGroup:

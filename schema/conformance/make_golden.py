@@ -2,13 +2,14 @@
 
     python schema/conformance/make_golden.py [DIRECTORY]     (default: `golden/` beside this file)
 
-`masks/` and `support_logprobs/` are the same five samples without and with the optional column; `<name>.expected.json`
-holds their rows as plain JSON, taken from the literals below and not read back; float32 values are exact. The rows
-cover what readers get wrong: a singleton, a set of ties larger than top_k, an id beyond the tokenizer, untruncated
-samples (null supports), NUL and emoji in texts, a stop token id and a stop string of digits, a null in every nullable
-column, a row that cannot be replayed, two shards. The plan also holds a tombstone and a sample that is owed.
+`masks/` and `support_logprobs/` are the same five samples in format 1.0, without and with the optional column;
+`generations/` is of format 1.1 and has a retry. `<name>.expected.json` holds their rows as plain JSON, taken from the
+literals below and not read back; float32 values are exact. The rows cover what readers get wrong: a singleton, a set of
+ties larger than top_k, an id beyond the tokenizer, untruncated samples (null supports), NUL and emoji in texts, a stop
+token id and a stop string of digits, a null in every nullable column, a row that cannot be replayed, two shards, a row
+that another supersedes. The plan also holds a tombstone and a sample that is owed, the retry one that is owed too.
 
-Committed files are made once for each MAJOR and stay: a later reader must read them.
+Committed files are made once for each MINOR and stay: a later reader must read them.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ import json
 import math
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -29,13 +31,21 @@ from rollgen.config import digest
 from rollgen.format.commit import WriterSlot
 from rollgen.format.failures import Failure
 from rollgen.format.jsonlines import append_line
-from rollgen.format.manifest import Attempt, EngineRecord, Manifest, ModelRecord, PromptSource, create_manifest
-from rollgen.format.schema import FAILURES_DIR, PLAN_FILE, PLAN_SCHEMA
+from rollgen.format.manifest import (
+    Attempt,
+    EngineRecord,
+    Manifest,
+    ModelRecord,
+    PromptSource,
+    Retry,
+    create_manifest,
+    replace_manifest,
+)
+from rollgen.format.retries import RetryList
+from rollgen.format.schema import FAILURES_DIR, PLAN_FILE, PLAN_SCHEMA, has_generation, retry_file
 from rollgen.format.writer import ShardWriter
 from rollgen.rollouts import Completion, Prompt, Sampling, sample_seed
 
-DATASETS = {"masks": False, "support_logprobs": True}
-"""Name of the dataset, and whether it stores support_logprobs."""
 VOCAB_SIZE = 64
 TOKENIZER_VOCAB_SIZE = 60
 EOS = 2
@@ -47,6 +57,9 @@ Token = tuple[int, dict[int, float]]
 
 TRUNCATED = Sampling(temperature=0.8, top_p=0.95, top_k=4, min_p=0.0, max_tokens=5, stop=("2",), stop_token_ids=(9,))
 UNTRUNCATED = Sampling(temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, max_tokens=3, stop=("2",))
+CONTEXT = 16
+RETRY_MAX_TOKENS = 13
+"""More than the context leaves after the prompt of "by-ids", which is 16 - 4."""
 MESSAGES = json.dumps([{"role": "user", "content": "Héllo 👋🏽"}], ensure_ascii=False)
 METADATA = '{"answer": 12345678901234567890123, "note": "\\u0000"}'
 
@@ -74,6 +87,69 @@ def completions() -> list[Completion]:
         _completion(seven, 1, [(0, {})] * 3, logprobs=[-4.0] * 3, finish="repetition", text="\n\n\n", replayable=False),
         _completion(by_ids, 0, [(63, ties), (30, {30: 1.0}), *[(31, {30: 0.5, 31: 0.5})] * 3], finish="length"),
     ]
+
+
+def cut_completion() -> Completion:
+    """Sample 2 of prompt "7", cut at max_tokens: with it nothing of the plan is owed, and two can be retried."""
+    return _completion(prompts()[1], 2, [(5, {})] * 3, logprobs=[-2.0] * 3, finish="length", text="%%%")
+
+
+def retry_list() -> RetryList:
+    """Generation 1: both samples that were cut."""
+    return RetryList(1, np.array([1, 2]), np.array([2, 0], np.int32), np.array([RETRY_MAX_TOKENS, 12], np.int32))
+
+
+def retried_completion() -> Completion:
+    """The only sample of "by-ids" again: the same tokens, and two more until its end."""
+    prompt = prompts()[2]
+    longer = replace(prompt, sampling=replace(prompt.sampling, max_tokens=12))
+    ties = dict.fromkeys((3, 10, 11, 20, 21, 63), 1 / 6)
+    tokens = [(63, ties), (30, {30: 1.0}), *[(31, {30: 0.5, 31: 0.5})] * 3, (30, {30: 0.5, 31: 0.5}), (EOS, {EOS: 1.0})]
+    return replace(_completion(longer, 0, tokens, text="again"), generation=1)
+
+
+class Golden(NamedTuple):
+    """One dataset."""
+
+    format_version: str
+    support_logprobs: bool
+    completions: list[Completion]
+    retried: list[Completion]
+    failures: list[Failure]
+    owed: list[list[Any]]
+    """prompt_id and sample_index; since 1.1 also generation."""
+
+    @property
+    def rows(self) -> list[Completion]:
+        """In the order of the shards."""
+        return [*self.completions, *self.retried]
+
+    @property
+    def columns(self) -> dict[str, bool]:
+        """Whether rows have these."""
+        return {"support_logprobs": self.support_logprobs, "generation": has_generation(self.format_version)}
+
+
+def datasets() -> dict[str, Golden]:
+    """By name."""
+    failures = [
+        Failure("bad", 3, 0, "input", "prompts.jsonl:4: no prompt; give messages or prompt", TIME),
+        Failure("emoji-😀", 0, 1, "capture", "token 0: incomplete support", TIME),  # stored since
+    ]
+    died = Failure("7", 1, 2, "engine", "the engine died", TIME)
+    first = {"completions": completions(), "retried": [], "failures": [*failures, died], "owed": [["7", 2]]}
+    return {
+        "masks": Golden("1.0", support_logprobs=False, **first),
+        "support_logprobs": Golden("1.0", support_logprobs=True, **first),
+        "generations": Golden(
+            "1.1",
+            support_logprobs=False,
+            completions=sorted([*completions(), cut_completion()], key=lambda c: (c.prompt_index, c.sample_index)),
+            retried=[retried_completion()],
+            failures=[*failures, replace(died, generation=1)],
+            owed=[["7", 2, 1]],
+        ),
+    }
 
 
 def _completion(
@@ -110,7 +186,7 @@ def _completion(
     )
 
 
-def expected_row(completion: Completion, *, support_logprobs: bool) -> dict[str, Any]:
+def expected_row(completion: Completion, *, support_logprobs: bool, generation: bool) -> dict[str, Any]:
     """A row as plain values: every column of the shard, in order."""
     sampling, offsets = completion.sampling, completion.mask_offsets.tolist()
     spans = [slice(*span) if span[0] < span[1] else None for span in itertools.pairwise(offsets)]
@@ -123,6 +199,7 @@ def expected_row(completion: Completion, *, support_logprobs: bool) -> dict[str,
     return {
         "prompt_id": completion.prompt_id,
         "sample_index": completion.sample_index,
+        **({"generation": completion.generation} if generation else {}),
         "prompt_index": completion.prompt_index,
         "prompt_length": len(completion.prompt_token_ids),
         "response_length": len(completion.token_ids),
@@ -166,7 +243,7 @@ def expected_plan_row(prompt: Prompt) -> dict[str, Any]:
     }
 
 
-def golden_manifest(*, support_logprobs: bool) -> Manifest:
+def golden_manifest(*, format_version: str, support_logprobs: bool) -> Manifest:
     """A manifest with made-up provenance."""
     identity = {"top_k": 4, "top_p": 0.95, "temperature": 0.8, "seed": 0, "support_logprobs": support_logprobs}
     engine = EngineRecord(name="golden", version="1", device="none", versions={}, processors="min_p, top_k, top_p")
@@ -180,6 +257,7 @@ def golden_manifest(*, support_logprobs: bool) -> Manifest:
         engine=engine,
     )
     return Manifest(
+        format_version=format_version,
         created_at=TIME,
         config_digest=digest(identity),
         identity=identity,
@@ -188,46 +266,75 @@ def golden_manifest(*, support_logprobs: bool) -> Manifest:
         vocab_size=VOCAB_SIZE,
         tokenizer_vocab_size=TOKENIZER_VOCAB_SIZE,
         model=ModelRecord(
-            name="golden", revision=None, fingerprint=digest("model"), dtype="float32", context_length=16
+            name="golden", revision=None, fingerprint=digest("model"), dtype="float32", context_length=CONTEXT
         ),
         tokenizer_sha256=digest("tokenizer"),
         attempts=[attempt],
     )
 
 
-def write_dataset(directory: Path, *, support_logprobs: bool) -> None:
-    """One golden dataset: prompt 0 in the first shard, the other prompts in the second."""
+def write_dataset(directory: Path, golden: Golden) -> None:
+    """One golden dataset: prompt 0 in the first shard, the other prompts in the second, retried samples in a third."""
     directory.mkdir(parents=True)
-    manifest = golden_manifest(support_logprobs=support_logprobs)
+    manifest = golden_manifest(format_version=golden.format_version, support_logprobs=golden.support_logprobs)
     plan = pa.Table.from_pylist([expected_plan_row(prompt) for prompt in prompts()], schema=PLAN_SCHEMA)
     pq.write_table(plan, directory / PLAN_FILE, compression="zstd", write_page_checksum=True)
     create_manifest(directory, manifest)
-    with WriterSlot(directory, WRITER) as slot, ShardWriter(slot, manifest, commit_interval=math.inf) as writer:
-        for completion in completions():
-            if completion.prompt_index == 1 and completion.sample_index == 0:
-                writer.flush()
-            writer.add(completion)
-    (directory / "journal" / f"{WRITER}.lock").unlink()
+    with WriterSlot(directory, WRITER) as slot:
+        with ShardWriter(slot, manifest, commit_interval=math.inf) as writer:
+            for completion in golden.completions:
+                if completion.prompt_index == 1 and completion.sample_index == 0:
+                    writer.flush()
+                writer.add(completion)
+        if golden.retried:
+            write_retry(slot, manifest, golden.retried)
+    for lock in (directory / "journal").glob("*.lock"):
+        lock.unlink()
     (directory / FAILURES_DIR).mkdir()
-    for failure in (
-        Failure("bad", 3, 0, "input", "prompts.jsonl:4: no prompt; give messages or prompt", TIME),
-        Failure("emoji-😀", 0, 1, "capture", "token 0: incomplete support", TIME),  # stored since
-        Failure("7", 1, 2, "engine", "the engine died", TIME),
-    ):
+    for failure in golden.failures:
         append_line(directory / FAILURES_DIR / f"{WRITER}.jsonl", failure, durable=False)
+
+
+def write_retry(slot: WriterSlot, manifest: Manifest, retried: list[Completion]) -> None:
+    """The list, then the manifest that names it, then the rows."""
+    retries = retry_list()
+    retries.write(slot.directory / retry_file(1))
+    retry = Retry(
+        generation=1,
+        started_at=TIME,
+        where={"finish_reason": "length"},
+        max_tokens=RETRY_MAX_TOKENS,
+        samples=len(retries),
+    )
+    manifest = manifest.with_retry(retry)
+    replace_manifest(slot.directory, manifest)
+    with ShardWriter(slot, manifest, commit_interval=math.inf) as writer:
+        for completion in retried:
+            writer.add(completion)
+
+
+def expected(golden: Golden) -> dict[str, Any]:
+    """What a reader must find."""
+    values = {
+        "rows": [expected_row(completion, **golden.columns) for completion in golden.rows],
+        "plan": [expected_plan_row(prompt) for prompt in prompts()],
+        "owed": golden.owed,
+    }
+    if golden.retried:
+        again = {(completion.prompt_id, completion.sample_index) for completion in golden.retried}
+        retries = retry_list()
+        columns = {name: getattr(retries, name).tolist() for name in ("prompt_index", "sample_index", "max_tokens")}
+        values["retries"] = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        values["superseded"] = [i for i, c in enumerate(golden.completions) if (c.prompt_id, c.sample_index) in again]
+    return values
 
 
 def write_golden(directory: Path) -> None:
     """All golden datasets and their expectations, replacing those in `directory`."""
-    for name, support_logprobs in DATASETS.items():
+    for name, golden in datasets().items():
         shutil.rmtree(directory / name, ignore_errors=True)
-        write_dataset(directory / name, support_logprobs=support_logprobs)
-        expected = {
-            "rows": [expected_row(completion, support_logprobs=support_logprobs) for completion in completions()],
-            "plan": [expected_plan_row(prompt) for prompt in prompts()],
-            "owed": [["7", 2]],
-        }
-        text = json.dumps(expected, indent=1, ensure_ascii=True)
+        write_dataset(directory / name, golden)
+        text = json.dumps(expected(golden), indent=1, ensure_ascii=True)
         (directory / f"{name}.expected.json").write_text(text + "\n", encoding="utf-8")
 
 

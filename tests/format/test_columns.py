@@ -33,6 +33,7 @@ def as_row(completion: Completion, *, support_logprobs: bool) -> dict[str, Any]:
     row = {
         "prompt_id": completion.prompt_id,
         "sample_index": completion.sample_index,
+        "generation": completion.generation,
         "prompt_index": completion.prompt_index,
         "prompt_length": len(completion.prompt_token_ids),
         "response_length": len(completion.token_ids),
@@ -98,6 +99,7 @@ def completions(draw: st.DrawFn) -> Completion:
         text=draw(texts),
         prompt=draw(texts),
         metadata=draw(texts),
+        generation=draw(int32),
     )
 
 

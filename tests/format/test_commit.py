@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import shutil
+import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,17 +18,22 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from rollgen.errors import DatasetError, ResumeRefused
+from rollgen.errors import DatasetError, ResumeRefused, UsageError
 from rollgen.format.commit import (
+    WHOLE,
     JournalLine,
+    Part,
     WriterSlot,
+    check_writer_name,
     file_sha256,
     footer_sha256,
     list_shards,
+    live_writers,
     parse_shard_name,
     quarantine,
     read_journal,
     shard_name,
+    start_section,
 )
 
 LINE = JournalLine("part-w0-000000.parquet", 100, "a" * 64, "b" * 64, 1, 2, 3)
@@ -190,37 +200,37 @@ def test_journal_names_no_other_file(tmp_path: Path, name: str) -> None:
 HOLDER = """
 import sys
 from pathlib import Path
-from rollgen.format.commit import WriterSlot
+from rollgen.format.commit import Part, WriterSlot
 
-with WriterSlot(Path(sys.argv[1]), sys.argv[2]):
+with WriterSlot(Path(sys.argv[1]), sys.argv[2], Part(int(sys.argv[3]), int(sys.argv[4]))):
     print("held", flush=True)
     sys.stdin.read()
 """
 
 
-def hold_slot(directory: Path, writer: str) -> subprocess.Popen[str]:
+def hold_slot(directory: Path, writer: str, part: Part = WHOLE) -> subprocess.Popen[str]:
     """Another process that has the slot until its stdin is closed or it is killed."""
-    command = [sys.executable, "-c", HOLDER, str(directory), writer]
+    command = [sys.executable, "-c", HOLDER, str(directory), writer, *map(str, part)]
     holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None
     assert holder.stdout.readline() == "held\n"
     return holder
 
 
-def take_slot(directory: Path, writer: str) -> None:
-    with WriterSlot(directory, writer):
+def take_slot(directory: Path, writer: str, part: Part = WHOLE) -> None:
+    with WriterSlot(directory, writer, part):
         pass
 
 
 def test_one_process_at_a_time_has_a_slot(tmp_path: Path) -> None:
-    """A second one is refused and told which lock; another writer is free; only death releases the lock."""
-    with hold_slot(tmp_path, "w0") as holder:
+    """A second one is refused and told which lock; one of another part is free; only death releases the lock."""
+    with hold_slot(tmp_path, "w0", Part(0, 2)) as holder:
         leftover = tmp_path / "data" / ".tmp-w0-000000"
         leftover.touch()
         with pytest.raises(ResumeRefused, match=r"journal/w0\.lock: another rollgen is writing this dataset; wait"):
-            take_slot(tmp_path, "w0")
+            take_slot(tmp_path, "w0", Part(1, 2))
         assert leftover.exists(), "a live writer's temporary file was removed"
-        take_slot(tmp_path, "w1")
+        take_slot(tmp_path, "w1", Part(1, 2))
         holder.kill()
     take_slot(tmp_path, "w0")
     assert not leftover.exists()
@@ -230,6 +240,116 @@ def test_a_slot_is_free_again_after_its_block(tmp_path: Path) -> None:
     """Also for the same process."""
     for _ in range(2):
         take_slot(tmp_path, "w0")
+
+
+@pytest.mark.parametrize(
+    ("part", "other", "conflicts"),
+    [
+        (Part(0, 1), Part(0, 1), True),
+        (Part(0, 3), Part(0, 3), True),
+        (Part(0, 3), Part(1, 3), False),
+        (Part(0, 2), Part(1, 4), True),
+        (Part(1, 4), WHOLE, True),
+    ],
+)
+def test_parts_conflict_unless_they_are_two_of_one_division(part: Part, other: Part, conflicts: bool) -> None:
+    """0/2 and 1/4 share no prompt, but a third writer would find no place beside them: refused."""
+    assert part.conflicts(other) is other.conflicts(part) is conflicts
+
+
+def test_a_conflicting_part_is_refused_and_named(tmp_path: Path) -> None:
+    """The one who is alive keeps its place; the refused one leaves no lock."""
+    with hold_slot(tmp_path, "a", Part(0, 2)) as holder:
+        with pytest.raises(
+            ResumeRefused, match=r"writer 'a' is alive and makes part 0/2 .* which part 0/1 of writer 'b'"
+        ):
+            take_slot(tmp_path, "b")
+        assert live_writers(tmp_path) == {"a"}
+        with WriterSlot(tmp_path, "b", Part(1, 2)) as slot:
+            assert live_writers(tmp_path) == {"a", "b"}
+            assert slot.others() == {"a": Part(0, 2)}
+        holder.kill()
+    take_slot(tmp_path, "b")
+    assert live_writers(tmp_path) == frozenset()
+
+
+def test_a_silent_lock_is_of_the_whole(tmp_path: Path) -> None:
+    """One that was written by an earlier version says nothing of parts."""
+    with hold_slot(tmp_path, "a", Part(0, 2)) as holder:
+        (tmp_path / "journal" / "a.lock").write_bytes(b"")
+        with pytest.raises(ResumeRefused, match="makes part 0/1"):
+            take_slot(tmp_path, "b", Part(1, 2))
+        holder.kill()
+
+
+def test_a_refused_slot_is_not_kept(tmp_path: Path) -> None:
+    """Also when the journal cannot be read: the same process may try again."""
+    with WriterSlot(tmp_path, "w0") as slot:
+        slot.append(LINE)
+    journal = tmp_path / "journal" / "w0.jsonl"
+    sound = journal.read_bytes()
+    journal.write_bytes(b"damaged\n")
+    with pytest.raises(DatasetError, match=r"w0\.jsonl:1: damaged line"):
+        take_slot(tmp_path, "w0")
+    journal.write_bytes(sound)
+    take_slot(tmp_path, "w0")
+
+
+def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
+    """An engine that was forked and outlives its parent does not block the restart."""
+    with WriterSlot(tmp_path, "w0"):
+        child = os.fork()
+        if child == 0:
+            time.sleep(60)
+            os._exit(0)
+    try:
+        take_slot(tmp_path, "w0")
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_starts_wait_for_each_other(tmp_path: Path) -> None:
+    """A second start section begins when the first has ended."""
+    order: list[str] = []
+
+    def start() -> None:
+        with start_section(tmp_path):
+            order.append("second")
+
+    with start_section(tmp_path):
+        thread = threading.Thread(target=start)
+        thread.start()
+        time.sleep(0.1)
+        order.append("first")
+    thread.join()
+    assert order == ["first", "second"]
+    assert live_writers(tmp_path) == frozenset(), "the section's lock is no writer's"
+
+
+def test_a_start_survives_the_directory_being_taken_away(tmp_path: Path) -> None:
+    """A start that came to nothing removed what it had made while another one waited: that one makes it again."""
+    directory = tmp_path / "out"
+    taken: list[bool] = []
+
+    def start() -> None:
+        with start_section(directory):
+            taken.append((directory / "journal" / "start-section.lock").exists())
+
+    with start_section(directory):
+        thread = threading.Thread(target=start)
+        thread.start()
+        time.sleep(0.1)
+        shutil.rmtree(directory)
+    thread.join()
+    assert taken == [True]
+
+
+@pytest.mark.parametrize("writer", ["", "a-b", "a b", "é", "../x", "start-section", "w0\n"])
+def test_names_that_no_shard_could_carry(writer: str) -> None:
+    """Letters, digits and underscores only."""
+    with pytest.raises(UsageError, match="is no name for a writer"):
+        check_writer_name(writer)
 
 
 def test_footer_hash_covers_the_whole_footer(tmp_path: Path, make_dataset: Callable[..., Path]) -> None:

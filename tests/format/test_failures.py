@@ -43,6 +43,16 @@ def test_a_line_is_one_line_of_json(tmp_path: Path) -> None:
     assert json.loads(line)["error"] == "first\nsecond"
 
 
+def test_lines_without_a_generation_are_of_the_plan(tmp_path: Path) -> None:
+    """Format 1.0 wrote none; a retry's line says which one."""
+    log = FailureLog(tmp_path, "w0")
+    log.record("p", 0, 0, "engine", "one")
+    log.record("p", 0, 0, "engine", "two", generation=2)
+    path = tmp_path / "failures" / "w0.jsonl"
+    path.write_text(path.read_text().replace(', "generation": 0', ""))
+    assert [(failure.error, failure.generation) for failure in read_failures(tmp_path)] == [("one", 0), ("two", 2)]
+
+
 def test_a_torn_line_is_cut_off_by_the_next_writer(tmp_path: Path) -> None:
     """A reader skips it, and a later line does not run into it."""
     FailureLog(tmp_path, "w0").record("p", 0, 0, "engine", "one")

@@ -91,6 +91,7 @@ CORRUPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "aborted": ({"finish_reason": "abort"}, "finish reason 'abort'"),
     "failed": ({"finish_reason": "error"}, "finish reason 'error'"),
     "no finish reason": ({"finish_reason": ""}, "finish reason ''"),
+    "before the plan": ({"generation": -1}, "generation -1 is negative"),
     # 2: supports exactly where sampling truncates
     "first support empty": ({"mask_ids": i32(30, 98, 99), "mask_offsets": i64(0, 0, 1, 3)}, "token 0: empty support"),
     "middle support empty": (

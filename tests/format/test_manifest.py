@@ -15,6 +15,7 @@ from rollgen.config import digest
 from rollgen.errors import DatasetError, ResumeRefused
 from rollgen.format.manifest import (
     Manifest,
+    Retry,
     check_format_version,
     check_identity,
     create_manifest,
@@ -153,6 +154,26 @@ def test_unknown_keys_are_kept(tmp_path: Path, stored: Manifest) -> None:
     assert (raw["format_version"], raw["novelty"], raw["model"]["novelty"]) == ("1.9", [1], 2)
 
 
+RETRY = {"generation": 1, "started_at": "", "where": {"finish_reason": "length"}, "max_tokens": 9, "samples": 2}
+
+
+def test_a_manifest_without_retries_has_none(tmp_path: Path, stored: Manifest) -> None:
+    """Format 1.0 has no such key."""
+    edit(tmp_path, lambda raw: raw.pop("retries"))
+    assert read_manifest(tmp_path) == stored
+    assert stored.retries == []
+
+
+@pytest.mark.parametrize(("before", "after"), [("1.0", "1.1"), ("1.1", "1.1"), ("1.7", "1.7")])
+def test_a_retry_needs_its_minor(make_manifest: MakeManifest, before: str, after: str) -> None:
+    """1.0 is raised, a later MINOR stays; retries are kept in order."""
+    manifest = make_manifest(format_version=before)
+    retries = [Retry(**RETRY), Retry(**RETRY | {"generation": 2})]
+    for retry in retries:
+        manifest = manifest.with_retry(retry)
+    assert (manifest.format_version, manifest.retries) == (after, retries)
+
+
 DAMAGE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "identity edited": (lambda raw: raw["identity"].update(top_k=9), "config_digest does not match identity"),
     "digest edited": (lambda raw: raw.update(config_digest=digest({})), "config_digest does not match identity"),
@@ -163,6 +184,7 @@ DAMAGE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "key missing": (lambda raw: raw.pop("vocab_size"), "vocab_size: Field required"),
     "wrong type": (lambda raw: raw.update(vocab_size="many"), "vocab_size: Input should be a valid integer"),
     "unknown capture": (lambda raw: raw.update(capture="guess"), "capture: Input should be 'native', 'logprobs'"),
+    "retry 1 lost": (lambda raw: raw.update(retries=[RETRY | {"generation": 2}]), "retries: generations do not"),
     "nested key missing": (lambda raw: raw["attempts"][0]["engine"].pop("name"), "attempts.0.engine.name: Field requ"),
 }
 

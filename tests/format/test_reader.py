@@ -38,6 +38,7 @@ def make_table(rows: int = 4) -> pa.Table:
     columns: dict[str, Any] = {
         "prompt_id": [f"p{i // 2}" for i in range(rows)],
         "sample_index": token % 2,
+        "generation": [0] * rows,
         "prompt_index": np.arange(rows) // 2,
         "prompt_length": [1] * rows,
         "response_length": [3] * rows,
@@ -146,7 +147,8 @@ def test_stored_keys(shard: Path, tmp_path: Path) -> None:
     assert keys.prompt_index.tolist() == [0, 0, 1, 1]
     assert keys.sample_index.tolist() == [0, 1, 0, 1]
     assert keys.prompt_id.to_pylist() == ["p0", "p0", "p1", "p1"]
-    assert (keys.prompt_index.dtype, keys.sample_index.dtype) == (np.int64, np.int32)
+    assert keys.generation.tolist() == [0, 0, 0, 0]
+    assert (keys.prompt_index.dtype, keys.sample_index.dtype, keys.generation.dtype) == (np.int64, np.int32, np.int32)
     with open_shard(write(tmp_path / "empty.parquet", make_table(0))) as reader:
         assert len(stored_keys(reader).prompt_id) == 0
 
@@ -245,6 +247,17 @@ def test_a_later_minor_version_may_add_columns(tmp_path: Path) -> None:
     table = make_table().append_column("kept_mass", pa.array([0.9] * 4))
     path = write(tmp_path / "x.parquet", table, footer=FOOTER | {FOOTER_FORMAT_VERSION: b"1.7"})
     assert read_all(path).equals(make_table())
+
+
+@pytest.mark.parametrize("columns", [None, ["generation"], ["generation", "seed"]], ids=str)
+def test_an_older_shard_reads_as_generation_0(tmp_path: Path, columns: list[str] | None) -> None:
+    """Shards of 1.0 have no such column; it is filled in at its place, also when nothing else is asked for."""
+    path = write(tmp_path / "x.parquet", make_table().drop_columns("generation"))
+    wanted = make_table().slice(2).select(columns or SCHEMA.names)
+    with open_shard(path) as reader:
+        assert read_row_group(reader, 1, columns).equals(wanted)
+        assert stored_keys(reader).generation.tolist() == [0, 0, 0, 0]
+    verify_shard(path)
 
 
 def replaced(name: str, values: Any, kind: pa.DataType) -> pa.Table:

@@ -7,7 +7,7 @@ is made by leaving exactly the files that a kill at that point leaves.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +19,7 @@ import pytest
 
 from rollgen.config import digest
 from rollgen.errors import DatasetError
-from rollgen.format.commit import JournalLine, WriterSlot, read_journal
+from rollgen.format.commit import JournalLine, Part, WriterSlot, read_journal
 from rollgen.format.manifest import Manifest
 from rollgen.format.recovery import PlannedKeys, recover
 from rollgen.format.writer import ShardWriter
@@ -304,3 +304,62 @@ def test_shards_of_all_writers_count(
     write_shard(stored.directory, make_manifest(), [make_completion(4, 1)], writer="gpu_1")
     done, findings = stored.recover(np.array([0, 2, 4, 6, 8, 10]))
     assert (done, findings) == ([*ALL, False, True], ())
+
+
+@pytest.fixture
+def alive(stored: Stored) -> Iterator[Stored]:
+    """The same dataset, whose writer w0 is alive and makes the even prompts: `recover_odd` is another writer's."""
+    with WriterSlot(stored.directory, "w0", Part(0, 2)):
+        yield stored
+
+
+def recover_odd(stored: Stored) -> tuple[list[bool], tuple[str, ...]]:
+    with WriterSlot(stored.directory, "w1", Part(1, 2)) as slot:
+        recovery = recover(slot, stored.digest, planned())
+    return recovery.done.tolist(), recovery.findings
+
+
+def test_shards_of_a_live_writer_are_done(alive: Stored) -> None:
+    """Also the one that it is about to append to its journal, which is its business."""
+    alive.forget_last_line()
+    before = alive.journal.read_bytes()
+    assert recover_odd(alive) == (ALL, ())
+    assert alive.journal.read_bytes() == before
+    assert not (alive.directory / "journal" / "w1.jsonl").exists()
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"")], ids=["missing", "truncated"])
+def test_damage_of_a_live_writer_is_not_ours_to_mend(alive: Stored, damage: Callable[[Path], object]) -> None:
+    """Nothing is retired or moved; the error names file and fix. Once the writer is gone, it is mended as ever."""
+    damage(alive.shard(1))
+    with pytest.raises(DatasetError, match=r"000001\.parquet: .*; stop its writer, which is alive, and start again"):
+        recover_odd(alive)
+    assert len(read_journal(alive.directory).committed) == 2
+    assert not (alive.directory / "quarantine").exists()
+
+
+def test_damage_of_a_dead_writer_is_mended_beside_a_live_one(
+    alive: Stored, make_manifest: MakeManifest, make_completion: MakeCompletion
+) -> None:
+    """Writer w2 made the third sample of prompt 1 and died; its shard rots."""
+    offsets = np.array([0, 2, 5, 7, 9])
+    with (
+        WriterSlot(alive.directory, "w2", Part(1, 2)) as slot,
+        ShardWriter(slot, make_manifest(), commit_interval=1) as writer,
+    ):
+        writer.add(make_completion(1, 2))
+    shard = alive.directory / "data" / "part-w2-000000.parquet"
+    flip_page(shard, "logprobs")
+    with WriterSlot(alive.directory, "w1", Part(1, 2)) as slot:
+        recovery = recover(slot, alive.digest, planned(offsets))
+    assert recovery.done.tolist() == [True, True, True, True, False, True, True, True, True]
+    assert "moved to quarantine/" in recovery.findings[0]
+    assert not shard.exists()
+
+
+def test_retired_shards_of_a_live_writer_stay_where_they_are(alive: Stored) -> None:
+    """It moves them itself; they do not count."""
+    with WriterSlot(alive.directory, "w1", Part(1, 2)) as slot:
+        slot.retire(alive.lines[0])
+    assert recover_odd(alive) == (SHARD_1_ONLY, ())
+    assert alive.shard(0).exists()

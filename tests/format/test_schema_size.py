@@ -14,7 +14,7 @@ import pytest
 from rollgen.format.columns import build_table
 from rollgen.format.pages import read_struct
 from rollgen.format.ragged import nested_ragged, ragged
-from rollgen.format.schema import shard_schema
+from rollgen.format.schema import FORMAT_VERSION, shard_schema
 from rollgen.format.writer import build_row_groups, footer_metadata, write_parquet
 from rollgen.rollouts import Completion, Sampling
 
@@ -110,7 +110,7 @@ def test_encodings_are_those_of_the_contract(shard: Path) -> None:
 
 def test_statistics_where_readers_filter(shard: Path) -> None:
     """Keys and lengths have minimum and maximum; lists and texts, where they would only cost bytes, have none."""
-    filtered = {"prompt_id", "sample_index", "prompt_index", "prompt_length", "response_length"}
+    filtered = {"prompt_id", "sample_index", "generation", "prompt_index", "prompt_length", "response_length"}
     for leaf, chunk in column_chunks(shard).items():
         assert (chunk.statistics is not None and chunk.statistics.has_min_max) is (leaf in filtered), leaf
         assert chunk.has_offset_index, leaf
@@ -134,7 +134,7 @@ def test_footer_explains_a_lone_shard(
     write_parquet(tmp_path / "shard.parquet", build_row_groups([make_completion()], schema), schema)
     stored = pq.read_metadata(tmp_path / "shard.parquet").metadata
     assert {key: value for key, value in stored.items() if key.startswith(b"rollgen.")} == {
-        b"rollgen.format_version": b"1.0",
+        b"rollgen.format_version": FORMAT_VERSION.encode(),
         b"rollgen.config_digest": manifest.config_digest.encode(),
         b"rollgen.vocab_size": b"512",
         b"rollgen.tokenizer_vocab_size": b"500",

@@ -15,8 +15,9 @@ import pytest
 
 from rollgen.errors import DatasetError, EngineError
 from rollgen.format.commit import WriterSlot, list_shards, read_journal
-from rollgen.format.manifest import Manifest
+from rollgen.format.manifest import Manifest, Retry
 from rollgen.format.reader import verify_shard
+from rollgen.format.schema import FOOTER_FORMAT_VERSION, FORMAT_VERSION
 from rollgen.format.writer import ShardWriter
 from rollgen.rollouts import Completion
 
@@ -55,6 +56,33 @@ def test_rows_are_sorted_whatever_order_they_came_in(
         for key in [(2, 1), (0, 1), (2, 0), (0, 0), (1, 0)]:
             writer.add(make_completion(*key))
     assert stored_keys(tmp_path) == [[(0, 0), (0, 1), (1, 0), (2, 0), (2, 1)]]
+
+
+def test_generations_of_a_sample_are_sorted(
+    tmp_path: Path, open_writer: Callable, make_completion: MakeCompletion
+) -> None:
+    """By generation last; all of them are rows."""
+    with open_writer() as writer:
+        for generation in (2, 0, 1):
+            writer.add(make_completion(0, 0, generation=generation))
+    (path,) = list_shards(tmp_path)
+    assert pq.read_table(path)["generation"].to_pylist() == [0, 1, 2]
+
+
+def test_a_dataset_begun_as_1_0_stays_so_until_a_retry(
+    tmp_path: Path, make_manifest: Callable[..., Manifest], make_completion: MakeCompletion
+) -> None:
+    """Its shards keep the columns that they had; those of the retry and after it have the generation."""
+    manifest = make_manifest(format_version="1.0")
+    retry = Retry(generation=1, started_at="", where={"finish_reason": "length"}, max_tokens=9, samples=1)
+    with WriterSlot(tmp_path, "w0") as slot:
+        for state, generation in ((manifest, 0), (manifest.with_retry(retry), 1)):
+            with ShardWriter(slot, state, commit_interval=math.inf) as writer:
+                writer.add(make_completion(0, 0, generation=generation))
+    before, after = (pq.read_schema(path) for path in list_shards(tmp_path))
+    assert set(after.names) - set(before.names) == {"generation"}
+    assert before.metadata[FOOTER_FORMAT_VERSION] == b"1.0"
+    assert after.metadata[FOOTER_FORMAT_VERSION] == FORMAT_VERSION.encode()
 
 
 def test_journal_counts_what_the_shard_holds(

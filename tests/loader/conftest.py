@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rollgen.format.commit import WriterSlot
-from rollgen.format.manifest import Manifest, create_manifest
+from rollgen.format.manifest import Manifest, Retry, create_manifest
 from rollgen.format.schema import shard_schema
 from rollgen.format.writer import build_row_groups, footer_metadata, write_parquet
 from rollgen.rollouts import Completion
@@ -16,12 +16,19 @@ from rollgen.rollouts import Completion
 
 @pytest.fixture
 def write_shards(tmp_path: Path, make_manifest: Callable[..., Manifest]) -> Callable[..., Path]:
-    """`write_shards(shards, support_logprobs=False)`: a directory with one committed shard for each list of rows."""
+    """`write_shards(shards, support_logprobs=False, retries=0)`: a directory with a shard for each list of rows.
 
-    def write(shards: Iterable[list[Completion]], *, support_logprobs: bool = False) -> Path:
+    Its manifest has `retries` retries.
+    """
+
+    def write(shards: Iterable[list[Completion]], *, support_logprobs: bool = False, retries: int = 0) -> Path:
         directory = tmp_path / "dataset"
         directory.mkdir()
         manifest = make_manifest(support_logprobs=support_logprobs)
+        for generation in range(1, retries + 1):
+            where = {"finish_reason": "length"}
+            retry = Retry(generation=generation, started_at="", where=where, max_tokens=99, samples=1)
+            manifest = manifest.with_retry(retry)
         assert create_manifest(directory, manifest)
         schema = shard_schema(support_logprobs=support_logprobs).with_metadata(footer_metadata(manifest))
         with WriterSlot(directory, "w0") as slot:

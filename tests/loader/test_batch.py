@@ -81,10 +81,10 @@ def test_collate_places(rollouts: list[Rollout]) -> None:
 def test_dtypes(rollouts: list[Rollout]) -> None:
     """Ids are int64 as embeddings want them, masks bool, the rest float32."""
     batch = collate(rollouts)
-    assert batch.input_ids.dtype == batch.sample_index.dtype == batch.support.offsets.dtype == torch.int64
+    assert batch.input_ids.dtype == batch.sample_index.dtype == batch.generation.dtype == torch.int64
     assert batch.attention_mask.dtype == batch.response_mask.dtype == torch.bool
     assert batch.logprobs.dtype == batch.temperature.dtype == torch.float32
-    assert batch.support.ids.dtype == torch.int32
+    assert (batch.support.ids.dtype, batch.support.offsets.dtype) == (torch.int32, torch.int64)
 
 
 def expected_logprobs(batch: RolloutBatch, rollouts: list[Rollout], logits: Tensor) -> Tensor:
@@ -154,7 +154,7 @@ def test_to_moves_every_tensor(rollouts: list[Rollout]) -> None:
     moved = collate(rollouts).to("meta", non_blocking=True)
     parts = [getattr(moved, field.name) for field in fields(moved)]
     tensors = [part for part in parts if isinstance(part, Tensor)] + [moved.support.ids, moved.support.offsets]
-    assert len(tensors) == 9
+    assert len(tensors) == 10
     assert {tensor.device.type for tensor in tensors} == {"meta"}
 
 

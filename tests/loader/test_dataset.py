@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from rollgen.errors import DatasetError, UsageError
+from rollgen.format import reader
 from rollgen.loader import Rollout, RolloutDataset, collate
 from rollgen.loader import dataset as dataset_module
 from rollgen.rollouts import Completion, Sampling
@@ -25,9 +26,9 @@ WriteShards = Callable[..., Path]
 
 def assert_same(rollout: Rollout, written: Completion) -> None:
     """Compare every field."""
-    for name in ("prompt_id", "sample_index", "prompt_index", "finish_reason", "stop_reason", "seed", "replayable"):
+    for name in ("prompt_id", "sample_index", "generation", "prompt_index", "finish_reason", "seed", "replayable"):
         assert getattr(rollout, name) == getattr(written, name), name
-    for name in ("text", "prompt", "metadata"):
+    for name in ("stop_reason", "text", "prompt", "metadata"):
         assert getattr(rollout, name) == getattr(written, name), name
     for name in ("temperature", "top_p", "min_p", "top_k", "max_tokens"):
         assert getattr(rollout, name) == np.float32(getattr(written.sampling, name)), name
@@ -184,6 +185,76 @@ def test_a_copied_shard_is_refused(write_shards: WriteShards, make_completion: M
     shutil.copy(directory / "data/part-w0-000001.parquet", directory / "data/part-w0-000002.parquet")
     with pytest.raises(DatasetError, match=r"000002\.parquet: holds samples that part-w0-000001\.parquet holds too"):
         RolloutDataset(directory)
+
+
+@pytest.fixture
+def retried(make_completion: MakeCompletion) -> list[list[Completion]]:
+    """Two shards of three samples each; then (0, 1) and (2, 0) again, (2, 0) once more, and (2, 2) late by a crash."""
+    first = [[make_completion(p, k) for k in range(3)] for p in (0, 2)]
+    late = first[1].pop()
+    again = [make_completion(*key, tokens=20, generation=1) for key in ((0, 1), (2, 0))]
+    return [*first, again, [make_completion(2, 0, tokens=30, generation=2), late]]
+
+
+def keys_of(ds: RolloutDataset) -> list[tuple[int, int, int]]:
+    return [(rollout.prompt_index, rollout.sample_index, rollout.generation) for rollout in ds]
+
+
+def test_current_rows_only(write_shards: WriteShards, retried: list[list[Completion]]) -> None:
+    """Superseded rows are passed over, and the others come in the order of the shards, from both ends."""
+    ds = RolloutDataset(write_shards(retried, retries=2))
+    current = [(0, 0, 0), (0, 2, 0), (2, 1, 0), (0, 1, 1), (2, 0, 2), (2, 2, 0)]
+    assert keys_of(ds) == current
+    assert len(ds) == 6
+    rows = {(row.prompt_index, row.sample_index, row.generation): row for shard in retried for row in shard}
+    for index, key in enumerate(current):
+        assert_same(ds[index], rows[key])
+        assert_same(ds[index - 6], rows[key])
+    with pytest.raises(IndexError, match="sample 6 of 6"):
+        ds[6]
+
+
+def test_all_generations_on_request(write_shards: WriteShards, retried: list[list[Completion]]) -> None:
+    """Every row that is stored."""
+    ds = RolloutDataset(write_shards(retried, retries=2), all_generations=True)
+    assert keys_of(ds) == [(row.prompt_index, row.sample_index, row.generation) for shard in retried for row in shard]
+
+
+def test_batches_carry_the_generation(write_shards: WriteShards, retried: list[list[Completion]]) -> None:
+    """Also through workers, which get the selection with the dataset."""
+    ds = RolloutDataset(write_shards(retried, retries=2))
+    batches = list(DataLoader(ds, batch_size=6, collate_fn=collate, num_workers=1))
+    assert [batch.generation.tolist() for batch in batches] == [[0, 0, 0, 1, 2, 0]]
+    assert batches[0].generation.dtype == torch.int64
+
+
+def test_generations_are_not_read_without_retries(
+    write_shards: WriteShards, make_completion: MakeCompletion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Opening costs no further column while the manifest has none."""
+    asked: list[str] = []
+
+    def read_columns(shard: Any, columns: Any) -> Any:
+        asked.extend(columns)
+        return reader.read_columns(shard, columns)
+
+    monkeypatch.setattr(dataset_module, "read_columns", read_columns)
+    RolloutDataset(write_shards([[make_completion(0, 0)]]))
+    assert asked == ["prompt_index", "sample_index"]
+
+
+def test_a_copied_shard_of_a_retry_is_refused(write_shards: WriteShards, retried: list[list[Completion]]) -> None:
+    """Two rows of one generation, though other generations of the sample lie between."""
+    directory = write_shards(retried, retries=2)
+    shutil.copy(directory / "data/part-w0-000002.parquet", directory / "data/part-w0-000009.parquet")
+    with pytest.raises(DatasetError, match=r"000009\.parquet: holds samples that part-w0-000002\.parquet holds too"):
+        RolloutDataset(directory)
+
+
+def test_prompt_indexes_of_63_bits(write_shards: WriteShards, make_completion: MakeCompletion) -> None:
+    """A dataset without a plan may have any: these two are equal in their low 32 bits."""
+    rows = [replace(make_completion(0, 0), prompt_index=index) for index in (1, 1 + 2**40)]
+    assert len(RolloutDataset(write_shards([rows]))) == 2
 
 
 def test_missing_directory(tmp_path: Path) -> None:

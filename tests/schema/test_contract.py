@@ -10,18 +10,20 @@ from typing import Any
 import jsonschema
 import pyarrow as pa
 import pytest
+from pydantic import BaseModel
 
 from rollgen.config import digest
 from rollgen.format import schema as code
 from rollgen.format.commit import JournalLine
 from rollgen.format.failures import Failure
-from rollgen.format.manifest import Manifest
+from rollgen.format.manifest import Attempt, Manifest, Retry
 from rollgen.rollouts import sample_seed
 
 SCHEMA = Path(__file__).parents[2] / "schema"
 SPEC = (SCHEMA / "SPEC.md").read_text(encoding="utf-8")
 COLUMNS = json.loads((SCHEMA / "v1" / "columns.json").read_text(encoding="utf-8"))
 MANIFEST_SCHEMA = json.loads((SCHEMA / "v1" / "manifest.schema.json").read_text(encoding="utf-8"))
+SINCE_1_1 = {"retries"}
 SCALARS = {
     "bool": pa.bool_(),
     "int32": pa.int32(),
@@ -52,12 +54,19 @@ def test_shard_columns_are_those_of_the_code(optional: bool) -> None:
     assert declared(COLUMNS["shard"], optional=optional).equals(code.shard_schema(support_logprobs=optional))
 
 
-def test_plan_columns_are_those_of_the_code() -> None:
+def test_columns_of_an_older_minor_are_those_of_the_code() -> None:
+    """Without the columns that say `since`, in the same order."""
+    first = [column for column in COLUMNS["shard"] if "since" not in column]
+    assert declared(first, optional=True).equals(code.shard_schema(support_logprobs=True, generation=False))
+
+
+@pytest.mark.parametrize(("table", "schema"), [("plan", code.PLAN_SCHEMA), ("retry", code.RETRY_SCHEMA)])
+def test_other_columns_are_those_of_the_code(table: str, schema: pa.Schema) -> None:
     """Same names, order, types and nullability."""
-    assert declared(COLUMNS["plan"], optional=True).equals(code.PLAN_SCHEMA)
+    assert declared(COLUMNS[table], optional=True).equals(schema)
 
 
-@pytest.mark.parametrize("table", ["shard", "plan"])
+@pytest.mark.parametrize("table", ["shard", "plan", "retry"])
 def test_null_is_explained_where_it_is_allowed(table: str) -> None:
     """A column, or its inner lists, may be null exactly where `null` says what that means."""
     for column in COLUMNS[table]:
@@ -99,14 +108,14 @@ def test_manifest_schema_is_that_of_the_code() -> None:
 
 
 def test_manifest_requires_every_key() -> None:
-    """Writers write all keys, also those that the code could default; later ones must stay optional."""
-    assert MANIFEST_SCHEMA["required"] == list(Manifest.model_fields)
+    """Writers write all keys, also those that the code could default; those of a later MINOR stay optional."""
+    assert MANIFEST_SCHEMA["required"] == [name for name in Manifest.model_fields if name not in SINCE_1_1]
 
 
-@pytest.fixture
-def golden_manifest() -> dict[str, Any]:
-    """A manifest as it is on disk."""
-    path = SCHEMA / "conformance" / "golden" / "masks" / "rollgen.json"
+@pytest.fixture(params=["masks", "generations"])
+def golden_manifest(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """A manifest as it is on disk, of format 1.0 and 1.1."""
+    path = SCHEMA / "conformance" / "golden" / request.param / "rollgen.json"
     return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
@@ -127,6 +136,7 @@ def test_real_manifest_is_valid(golden_manifest: dict[str, Any]) -> None:
         ("vocab_size", "64"),
         ("model", {"name": "m"}),
         ("attempts", [{}]),
+        ("retries", [{"generation": 0}]),
     ],
 )
 def test_wrong_manifest_is_invalid(golden_manifest: dict[str, Any], key: str, value: object) -> None:
@@ -149,7 +159,14 @@ def test_spec_names_every_key_of_a_line(kind: type) -> None:
         assert f"`{key}`" in SPEC
 
 
-@pytest.mark.parametrize("column", [c["name"] for table in ("shard", "plan") for c in COLUMNS[table]])
+@pytest.mark.parametrize("kind", [Manifest, Attempt, Retry])
+def test_spec_names_every_key_of_the_manifest(kind: type[BaseModel]) -> None:
+    """The prose leaves none out."""
+    for key in kind.model_fields:
+        assert f"`{key}`" in SPEC
+
+
+@pytest.mark.parametrize("column", [c["name"] for table in ("shard", "plan", "retry") for c in COLUMNS[table]])
 def test_spec_names_every_column(column: str) -> None:
     """The prose leaves none out."""
     assert f"`{column}`" in SPEC

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import runpy
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +17,29 @@ import pyarrow.dataset
 import pyarrow.parquet as pq
 import pytest
 
+from rollgen.format.failures import read_failures
 from rollgen.format.invariants import find_problem
+from rollgen.format.manifest import read_manifest
 from rollgen.format.reader import open_dataset, read_row_group, verify_shard
+from rollgen.format.retries import read_retries
 from rollgen.inspect.stats import dataset_stats
 from rollgen.loader.dataset import RolloutDataset
 
 CONFORMANCE = Path(__file__).parents[2] / "schema" / "conformance"
 GOLDEN = CONFORMANCE / "golden"
-NAMES = ("masks", "support_logprobs")
+SPEC = (CONFORMANCE.parent / "SPEC.md").read_text(encoding="utf-8")
+FIRST = ("masks", "support_logprobs")
+"""Of format 1.0, without generations."""
+NAMES = (*FIRST, "generations")
 
 
 def expected(name: str) -> dict[str, Any]:
     return dict(json.loads((GOLDEN / f"{name}.expected.json").read_text(encoding="utf-8")))
+
+
+def current_rows(name: str) -> list[dict[str, Any]]:
+    superseded = expected(name).get("superseded", [])
+    return [row for place, row in enumerate(expected(name)["rows"]) if place not in superseded]
 
 
 @pytest.fixture(scope="session")
@@ -49,7 +62,8 @@ def read_with_polars(directory: Path) -> list[dict[str, Any]]:
 
 
 def read_with_duckdb(directory: Path) -> list[dict[str, Any]]:
-    query = duckdb.execute("from read_parquet(?) order by prompt_index, sample_index", [f"{directory}/data/*.parquet"])
+    files = "read_parquet(?, filename = true) order by filename, prompt_index, sample_index"
+    query = duckdb.execute(f"select * exclude (filename) from {files}", [f"{directory}/data/*.parquet"])
     names = [column[0] for column in query.description]
     return [dict(zip(names, row, strict=True)) for row in query.fetchall()]
 
@@ -64,12 +78,16 @@ def read_with_rollgen(directory: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(
-    "read", [read_with_pyarrow, read_with_pyarrow_dataset, read_with_polars, read_with_duckdb, read_with_rollgen]
-)
+@pytest.mark.parametrize("read", [read_with_pyarrow, read_with_pyarrow_dataset, read_with_polars, read_with_duckdb])
 def test_reader_finds_the_expected_rows(read: Any, name: str) -> None:
     """All columns of all rows, exactly: ids, float32 values, nulls, NUL and emoji."""
     assert read(GOLDEN / name) == expected(name)["rows"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rollgen_finds_the_expected_rows(name: str) -> None:
+    """The same; rows of 1.0 are those of generation 0."""
+    assert read_with_rollgen(GOLDEN / name) == [{"generation": 0} | row for row in expected(name)["rows"]]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -80,12 +98,13 @@ def test_plan_is_as_expected(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_loader_finds_the_expected_samples(name: str) -> None:
-    """Tensors hold what the rows say; a null support is a row of length 0."""
+    """Tensors hold what the current rows say; a null support is a row of length 0."""
     dataset = RolloutDataset(GOLDEN / name, allow_unreplayable=True)
-    rows = expected(name)["rows"]
+    rows = current_rows(name)
     assert len(dataset) == len(rows)
     for rollout, row in zip((dataset[i] for i in range(len(dataset))), rows, strict=True):
-        assert (rollout.prompt_id, rollout.sample_index) == (row["prompt_id"], row["sample_index"])
+        key = (row["prompt_id"], row["sample_index"], row.get("generation", 0))
+        assert (rollout.prompt_id, rollout.sample_index, rollout.generation) == key
         assert rollout.token_ids.tolist() == row["token_ids"]
         assert rollout.logprobs.tolist() == row["logprobs"]
         offsets = rollout.support.offsets.tolist()
@@ -97,36 +116,109 @@ def test_loader_finds_the_expected_samples(name: str) -> None:
 def test_shards_agree_with_the_journal(name: str) -> None:
     """Sizes, footers, digests and every page."""
     dataset = open_dataset(GOLDEN / name)
-    assert [shard.path.name for shard in dataset.shards] == ["part-w0-000000.parquet", "part-w0-000001.parquet"]
+    assert len(dataset.shards) == (2 if name in FIRST else 3)
     for shard in dataset.shards:
         verify_shard(shard.path, line=shard.line, config_digest=dataset.manifest.config_digest)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", FIRST)
 def test_what_is_owed(name: str) -> None:
     """Six planned samples, five stored; the stored one's failure line and the tombstone's count for nothing."""
     stats = dataset_stats(GOLDEN / name)
     assert stats.plan is not None
-    assert stats.plan.owed == len(expected(name)["owed"]) == 1
+    assert (stats.plan.owed, stats.plan.retries) == (len(expected(name)["owed"]), 0) == (1, 0)
     assert stats.failures.by_stage == {"engine": 1, "input": 1}
+
+
+def test_what_is_owed_of_a_retry() -> None:
+    """All six planned samples are stored; of the two that are made again one is, and the other one failed."""
+    stats = dataset_stats(GOLDEN / "generations")
+    assert stats.plan is not None
+    assert (stats.plan.owed, stats.plan.retries, stats.plan.retries_owed) == (0, 2, 1)
+    assert stats.failures.by_stage == {"engine": 1, "input": 1}
+    assert (stats.samples.samples, stats.samples.superseded) == (6, 1)
+
+
+def test_retry_list_is_as_expected() -> None:
+    """As every Parquet reader sees it, and as rollgen does: it agrees with the manifest."""
+    rows = expected("generations")["retries"]
+    assert pq.read_table(GOLDEN / "generations" / "retry-1.parquet").to_pylist() == rows
+    (retries,) = read_retries(GOLDEN / "generations", read_manifest(GOLDEN / "generations"))
+    assert retries.max_tokens.tolist() == [row["max_tokens"] for row in rows]
+
+
+def test_all_generations_on_request() -> None:
+    """In the order of the shards, superseded rows included."""
+    dataset = RolloutDataset(GOLDEN / "generations", allow_unreplayable=True, all_generations=True)
+    rows = expected("generations")["rows"]
+    assert [dataset[i].token_ids.tolist() for i in range(len(dataset))] == [row["token_ids"] for row in rows]
+
+
+def examples(language: str) -> list[str]:
+    """The fenced examples of the specification."""
+    return re.findall(rf"```{language}\n(.*?)```", SPEC, flags=re.DOTALL)
+
+
+def by_key(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    return sorted((row["prompt_id"], row["sample_index"], row["generation"], row["token_ids"]) for row in rows)
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> Path:
+    """The same rows as in `generations`, their first shards as 1.0 wrote them."""
+    directory = tmp_path / "mixed"
+    shutil.copytree(GOLDEN / "generations" / "data", directory / "data")
+    for number in range(2):
+        path = directory / "data" / f"part-w0-{number:06d}.parquet"
+        pq.write_table(pq.read_table(path).drop_columns("generation"), path)
+    (directory / "data" / "part-w0-000002.parquet").rename(directory / "data" / "part-w0-000009.parquet")
+    return directory
+
+
+def test_sql_of_the_spec(mixed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gives the current rows, also where some shards have no generation."""
+    (query,) = examples("sql")
+    wanted = by_key(current_rows("generations"))
+    for directory in (GOLDEN / "generations", mixed):
+        monkeypatch.chdir(directory)
+        found = duckdb.sql(query).fetchall()
+        names = duckdb.sql(query).columns
+        rows = [{**dict(zip(names, row, strict=True))} for row in found]
+        assert by_key([row | {"generation": row["generation"] or 0} for row in rows]) == wanted
+
+
+def test_polars_of_the_spec(mixed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plain example, and the one for a dataset that was begun as 1.0 in front of its last line."""
+    plain, older = examples("python")
+    scan, keep = plain.strip().splitlines()
+    for directory, code in ((GOLDEN / "generations", f"{scan}\n{keep}"), (mixed, f"{older}{keep}")):
+        monkeypatch.chdir(directory)
+        names: dict[str, Any] = {"pl": pl}
+        exec(code, names)
+        assert by_key(names["current"].collect().to_dicts()) == by_key(current_rows("generations"))
 
 
 def test_golden_samples_hold_the_invariants(script: dict[str, Any]) -> None:
     """What the format demands of every row."""
-    assert [find_problem(completion, script["VOCAB_SIZE"]) for completion in script["completions"]()] == [None] * 5
+    for golden in script["datasets"]().values():
+        assert {find_problem(completion, script["VOCAB_SIZE"]) for completion in golden.rows} == {None}
 
 
 def test_script_makes_the_same_values(script: dict[str, Any], tmp_path: Path) -> None:
-    """Values, schemas and text files; the bytes of a shard may change with the Parquet library."""
+    """Values and schemas; bytes may change with the Parquet library, and keys with the MINOR that writes them."""
     script["write_golden"](tmp_path)
     for path in sorted(GOLDEN.rglob("*.*")):
         made = tmp_path / path.relative_to(GOLDEN)
         if path.suffix == ".parquet":
             assert pq.read_table(made).equals(pq.read_table(path), check_metadata=True), path
+        elif path.name == "rollgen.json":
+            assert read_manifest(made.parent) == read_manifest(path.parent)
+        elif path.parent.name == "failures":
+            assert list(read_failures(made.parents[1])) == list(read_failures(path.parents[1]))
         elif path.parent.name != "journal":
             assert made.read_text(encoding="utf-8") == path.read_text(encoding="utf-8"), path
 
 
 def test_golden_is_small() -> None:
     """It lives in the repository."""
-    assert sum(path.stat().st_size for path in GOLDEN.rglob("*") if path.is_file()) < 60_000
+    assert sum(path.stat().st_size for path in GOLDEN.rglob("*") if path.is_file()) < 100_000
