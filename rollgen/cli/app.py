@@ -15,6 +15,7 @@ from typer.exceptions import TyperException
 from rollgen import __version__
 from rollgen.cli.generate import generate
 from rollgen.cli.inspect import inspect
+from rollgen.cli.status import status
 from rollgen.errors import EXIT_CODES_HELP, RollgenError
 
 app = typer.Typer(
@@ -29,6 +30,7 @@ app = typer.Typer(
 )
 app.command(epilog=EXIT_CODES_HELP)(generate)
 app.command()(inspect)
+app.command()(status)
 
 
 def _print_version(wanted: bool) -> None:

@@ -16,11 +16,16 @@ if TYPE_CHECKING:
 @with_config_options
 def generate(
     files: Annotated[
-        list[Path], typer.Argument(help="Prompt files (JSONL).", metavar="PROMPTS...", show_default=False)
+        list[str],
+        typer.Argument(
+            help="JSON Lines (also as .gz or .zst) or Parquet: files, directories, quoted patterns, - for stdin.",
+            metavar="PROMPTS...",
+            show_default=False,
+        ),
     ],
     out: Annotated[
         Path | None,
-        typer.Option(help="Dataset directory. Default: <first file's stem>-rollouts/.", rich_help_panel="Output"),
+        typer.Option(help="Dataset directory. Default: <name of the prompts>-rollouts/.", rich_help_panel="Output"),
     ] = None,
     config: Annotated[
         Path | None, typer.Option(help="TOML file with any of these options.", metavar="FILE", rich_help_panel="Run")
@@ -33,6 +38,14 @@ def generate(
         bool,
         typer.Option("--clean", help="Replace the run in --out, once all checks have passed.", rich_help_panel="Run"),
     ] = False,
+    retry: Annotated[
+        str | None,
+        typer.Option(
+            help="finish_reason=length: with --resume and a larger --max-tokens, make the samples that were cut again.",
+            metavar="CONDITION",
+            rich_help_panel="Run",
+        ),
+    ] = None,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -46,23 +59,24 @@ def generate(
 ) -> int:
     """Sample every prompt with vLLM and store token ids, logprobs and sampling masks as Parquet shards."""
     from rollgen.config import load_config
+    from rollgen.prompts.sources import default_stem
 
     run_config = load_config(given(options), config)
-    directory = out or Path(f"{files[0].stem}-rollouts")
-    if dry_run:
-        return _dry_run(files, run_config, directory, resume=resume, clean=clean, as_json=as_json)
-    return _run(files, run_config, directory, resume=resume, clean=clean, as_json=as_json)
+    directory = out or Path(f"{default_stem(files)}-rollouts")
+    command = _dry_run if dry_run else _run
+    return command(files, run_config, directory, as_json=as_json, resume=resume, clean=clean, retry=retry)
 
 
-def _run(files: list[Path], config: RunConfig, out: Path, *, resume: bool, clean: bool, as_json: bool) -> int:
-    from rollgen.cli.card import write_card
+def _run(files: list[str], config: RunConfig, out: Path, *, as_json: bool, **start: Any) -> int:
     from rollgen.cli.progress import ConsoleReporter
     from rollgen.cli.summary import print_summary
-    from rollgen.loop import Interrupted, generate
+    from rollgen.inspect.card import write_card
+    from rollgen.loop.run import generate
+    from rollgen.loop.stop import Interrupted
 
     with ConsoleReporter(config.progress) as reporter:
         try:
-            stats = generate(files, config, out, reporter=reporter, resume=resume, clean=clean)
+            stats = generate(files, config, out, reporter=reporter, **start)
         except Interrupted as stop:
             reporter.note(str(stop))
             return 128 + stop.signal_number
@@ -72,17 +86,25 @@ def _run(files: list[Path], config: RunConfig, out: Path, *, resume: bool, clean
     return stats.exit_code
 
 
-def _dry_run(files: list[Path], config: RunConfig, out: Path, *, resume: bool, clean: bool, as_json: bool) -> int:
+def _dry_run(files: list[str], config: RunConfig, out: Path, *, as_json: bool, **start: Any) -> int:
     import tempfile
 
     from rollgen.cli.summary import print_dry_run
-    from rollgen.directory import Holds, check_start, inspect_directory
-    from rollgen.preflight import plan_run
+    from rollgen.inspect.estimate import estimate_run, free_space
+    from rollgen.inspect.status import run_status
+    from rollgen.loop.retry import describe, select
+    from rollgen.loop.run import Start
+    from rollgen.prompts.plan import Plan
 
-    holds = inspect_directory(out)
-    check_start(out, holds, resume=resume, clean=clean)
     with tempfile.TemporaryDirectory() as scratch:
-        continued = out if holds is Holds.RUN and resume else None
-        preflight = plan_run(files, config, Path(scratch) / "plan.parquet", continued=continued)
-        print_dry_run(preflight, as_json=as_json)
+        preflight, longer = Start(**start).plan(files, config, out, Path(scratch) / "plan.parquet")
+        estimate = estimate_run(
+            Plan(preflight.plan_path),
+            support_logprobs=config.support_logprobs,
+            stored=None if preflight.stored is None else run_status(out),
+            free_bytes=free_space(out),
+        )
+        print_dry_run(preflight, estimate, as_json=as_json)
+        if longer:
+            typer.echo(describe(select(out, preflight, longer), longer), err=True)
     return 0

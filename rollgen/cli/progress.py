@@ -10,13 +10,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from rollgen.cli.card import write_card
 from rollgen.directory import CARD_FILE
+from rollgen.inspect.card import write_card
 from rollgen.inspect.terminal import plain
 
 if TYPE_CHECKING:
     from rollgen.format.manifest import Manifest
-    from rollgen.loop import RunStats
+    from rollgen.loop.report import RunStats
     from rollgen.preflight import Preflight
 
 LOG_SECONDS = 10.0
@@ -24,7 +24,7 @@ _PHASES = {"check": "checking prompts", "load": "loading the model", "generate":
 
 
 class ConsoleReporter:
-    """`loop.Reporter` on stderr. Use as a context manager."""
+    """`loop.report.Reporter` on stderr. Use as a context manager."""
 
     def __init__(self, style: Literal["auto", "bar", "log", "none"]) -> None:
         self._console = Console(stderr=True)
@@ -51,7 +51,7 @@ class ConsoleReporter:
             self._bar.stop()
 
     def phase(self, name: str) -> None:
-        """See `loop.Reporter`; so below."""
+        """See `loop.report.Reporter`; so below."""
         if self._style == "log":
             self._print(_PHASES[name])
         if self._task is not None:

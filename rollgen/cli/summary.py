@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from rollgen.inspect.estimate import describe
 from rollgen.inspect.terminal import plain, share
 
 if TYPE_CHECKING:
-    from rollgen.loop import RunStats
+    from rollgen.inspect.estimate import Estimate
+    from rollgen.loop.report import RunStats
     from rollgen.preflight import Preflight
 
 
@@ -41,12 +43,12 @@ def print_summary(out: Path, stats: RunStats, *, as_json: bool) -> None:
         typer.echo(f"{stats.owed} samples are still owed: run the same command with --resume")
 
 
-def print_dry_run(preflight: Preflight, *, as_json: bool) -> None:
-    """The resolved configuration, the counts, and the first prompt as the model will see it."""
+def print_dry_run(preflight: Preflight, estimate: Estimate, *, as_json: bool) -> None:
+    """The resolved configuration, the counts, what it will take, and the first prompt as the model will see it."""
     summary, model = preflight.summary, preflight.model
     config = preflight.config.model_dump(mode="json") | {"model": model.name}
     if as_json:
-        typer.echo(json.dumps({"config": config, "plan": _plan_json(preflight)}))
+        typer.echo(json.dumps({"config": config, "plan": _plan_json(preflight), "estimate": estimate.to_json()}))
         return
     for name, value in config.items():
         typer.echo(f"{name} = {plain(json.dumps(value, ensure_ascii=False))}")
@@ -59,6 +61,8 @@ def print_dry_run(preflight: Preflight, *, as_json: bool) -> None:
         f"prompt lengths: {summary.shortest} min, {summary.median} median, {summary.p95} p95, {summary.longest} max; "
         f"{summary.prompt_tokens:,} tokens"
     )
+    for described in describe(estimate):
+        typer.echo(described)
     if summary.first is not None:
         typer.echo(f"\nfirst prompt, {plain(summary.first.prompt_id)}, as the model sees it:")
         typer.echo("\n".join(plain(line) for line in (summary.first_text or "").split("\n")))

@@ -1,18 +1,24 @@
 """The README.md of a dataset: what it holds, how it was sampled, how to load it.
 
+Whoever sampled writes it, and the next one replaces it unless somebody has edited it since.
 The front matter points at `data/*.parquet`, so that `datasets.load_dataset(directory)` works and a hub shows the rows.
 Everything that comes from the data is escaped: it can be neither Markdown nor HTML, and the front matter holds none.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from rich import filesize
 
+from rollgen.directory import CARD_FILE
 from rollgen.format.schema import shard_schema
+from rollgen.inspect.stats import dataset_stats
 from rollgen.inspect.terminal import number, plain, share, shorten
 
 if TYPE_CHECKING:
@@ -50,9 +56,16 @@ import polars as pl
 rows = pl.scan_parquet("path/to/this/directory/data/*.parquet")
 ```
 """
+_MARK: Final = "\n<!-- Written by rollgen, which replaces this card as long as nobody edits it. {} -->\n"
+RETRIED: Final = """\
+Some samples were made again, with a larger `max_tokens`. Their earlier rows are still here, superseded:
+`RolloutDataset` passes over them, and so should you, by keeping the highest `generation` (null is 0) of each prompt
+and sample.
+"""
 MEANINGS: Final = {
-    "prompt_id": "Id of the prompt; (prompt_id, sample_index) is unique in a dataset.",
+    "prompt_id": "Id of the prompt; (prompt_id, sample_index, generation) is unique in a dataset.",
     "sample_index": "Which of the prompt's n samples this is.",
+    "generation": "0, or which retry made this sample again; the row of the highest one is current.",
     "prompt_index": "Place of the prompt in the plan.",
     "prompt_length": "P, the length of prompt_token_ids.",
     "response_length": "T, the length of token_ids.",
@@ -86,12 +99,24 @@ def markdown(text: str) -> str:
     return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
+def write_card(directory: Path) -> None:
+    """Atomically write `directory/README.md` from what the dataset holds now; an edited one is left alone."""
+    card = directory / CARD_FILE
+    if card.exists() and not _is_ours(card.read_text(encoding="utf-8", errors="replace")):
+        return
+    text = dataset_card(dataset_stats(directory))
+    temporary = directory / f".tmp-{CARD_FILE}-{os.getpid()}"
+    temporary.write_text(text + _mark(text), encoding="utf-8")
+    os.replace(temporary, card)
+
+
 def dataset_card(stats: DatasetStats) -> str:
     """The whole README.md, ending with a newline."""
     sections = (
         FRONT_MATTER,
         _introduction(stats),
         LOADING,
+        *([RETRIED] if stats.manifest.retries else []),
         "## How it was sampled\n",
         _table(("key", "value"), _provenance(stats)),
         "## Figures\n",
@@ -137,6 +162,8 @@ def _figures(stats: DatasetStats) -> Iterable[tuple[str, str]]:
     if (plan := stats.plan) is not None:
         yield "planned samples", f"{plan.samples:,}, of which owed: {plan.owed:,}"
         yield "input rows skipped", f"{plan.tombstones:,}"
+    if samples.superseded:
+        yield "superseded rows, in no other figure", f"{samples.superseded:,}"
     yield "generated tokens", f"{samples.generated_tokens:,}"
     if (length := samples.response_length) is not None:
         yield "response length", f"median {number(length.median)}, 95th percentile {number(length.p95)} tokens"
@@ -161,3 +188,12 @@ def _columns(stats: DatasetStats) -> Iterable[tuple[str, str, str]]:
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     lines = [head, ("---",) * len(head), *rows]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def _mark(text: str) -> str:
+    return _MARK.format(hashlib.sha256(text.encode()).hexdigest()[:16])
+
+
+def _is_ours(content: str) -> bool:
+    text = content[: -len(_mark(""))]
+    return content == text + _mark(text)

@@ -12,8 +12,8 @@ from rollgen.format.failures import read_failures
 if TYPE_CHECKING:
     from pathlib import Path
 
-_SCHEMA: Final = {"prompt_id": pl.String, "sample_index": pl.Int32, "stage": pl.String, "error": pl.String}
-_KEY: Final = ("prompt_id", "sample_index")
+_KEY: Final = {"prompt_id": pl.String, "sample_index": pl.Int32, "generation": pl.Int32}
+_SCHEMA: Final = _KEY | {"stage": pl.String, "error": pl.String}
 _ERRORS: Final = 5
 
 
@@ -38,14 +38,14 @@ class FailureStats:
 
 
 def failure_stats(directory: Path, stored: pl.LazyFrame) -> FailureStats:
-    """Count the failures of a dataset. `stored` holds the keys (prompt_id, sample_index) of its stored samples.
+    """Count the failures of a dataset. `stored` holds the keys of its rows: prompt_id, sample_index, generation.
 
     A stored sample wins over its failure lines, and the latest line of a key over its earlier ones. Raises
     DatasetError, naming file and line, for a damaged line.
     """
-    lines = [(line.prompt_id, line.sample_index, line.stage, line.error) for line in read_failures(directory)]
-    latest = pl.LazyFrame(lines, schema=_SCHEMA, orient="row").unique(_KEY, keep="last", maintain_order=True)
-    failed = latest.join(stored.select(_KEY), on=_KEY, how="anti")
+    lines = [tuple(getattr(line, name) for name in _SCHEMA) for line in read_failures(directory)]
+    latest = pl.LazyFrame(lines, schema=_SCHEMA, orient="row").unique(list(_KEY), keep="last", maintain_order=True)
+    failed = latest.join(stored.select(list(_KEY)), on=list(_KEY), how="anti")
     kinds = failed.group_by("stage", "error").len().sort(["len", "stage", "error"], descending=[True, False, False])
     table = kinds.collect(engine="streaming")
     stages = table.group_by("stage").agg(pl.col("len").sum()).sort(["len", "stage"], descending=[True, False])

@@ -5,7 +5,8 @@ which every figure follows. Memory grows with the number of prompts and of disti
 bins, not with the number of tokens. Shards are listed once, after the journal, so that a run may commit meanwhile.
 
 Trust: every shard is hashed against its journal line before it is scanned (Polars does not check page checksums), which
-costs a few per cent of the time. What the invariants of `schema/SPEC.md` say of single rows is taken as true.
+costs a few per cent of the time. Figures are of the current samples: of one that was made again, of its latest row.
+What the invariants of `schema/SPEC.md` say of single rows is taken as true.
 
 Surprisal is -log pi_old of a sampled token, in nats; its mean is an unbiased estimate of the entropy of the
 distribution that was sampled from.
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from rollgen.format.manifest import Manifest
+    from rollgen.format.manifest import Manifest, Retry
     from rollgen.format.reader import StoredShard
 
 LOGPROB_BINS: Final = 1024
@@ -41,6 +42,7 @@ EXAMPLE_ROWS: Final = 64
 """Rows looked at for examples of different prompts."""
 EXAMPLES: Final = 3
 STOP_REASONS: Final = 8
+SAMPLE: Final = ("prompt_index", "sample_index")
 SAMPLING_SETTINGS: Final = ("temperature", "top_k", "top_p", "min_p", "max_tokens", "seed")
 SHOWN_ELSEWHERE: Final = ("model", "revision", "dtype", "max_model_len", "capture", "support_logprobs")
 """Other parts of the manifest say what they resolved to."""
@@ -71,6 +73,10 @@ class PlanStats:
     """Input rows that could not be used and were skipped on request."""
     owed: int
     """Samples of usable prompts that are not stored."""
+    retries: int
+    """Samples to be made again, over all retries."""
+    retries_owed: int
+    """Of these, not stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +96,10 @@ class SampleStats:
     stop_reasons: dict[str, int]
     """Samples by stop reason (JSON text), the most frequent few. End of sequence and length have none."""
     unreplayable: int
+    superseded: int
+    """Stored rows of samples that were made again since; in none of the other figures."""
+    superseded_tokens: int
+    """Generated tokens of these rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +189,8 @@ class DatasetStats:
 
     @property
     def column_bytes_per_token(self) -> dict[str, float]:
-        """Compressed bytes per generated token by column, largest first; empty while nothing is stored."""
-        tokens = self.samples.generated_tokens
+        """Compressed bytes per stored token by column, largest first; empty while nothing is stored."""
+        tokens = self.samples.generated_tokens + self.samples.superseded_tokens
         return {name: size / tokens for name, size in self.files.column_bytes.items()} if tokens else {}
 
     def to_json(self) -> dict[str, Any]:
@@ -202,14 +212,15 @@ def dataset_stats(directory: Path) -> DatasetStats:
     """Measure the dataset in `directory`. Raises DatasetError when it is missing or damaged."""
     dataset = open_dataset(directory)
     manifest, files = dataset.manifest, measure_shards(dataset.shards)
-    rows = _scan(dataset.shards, support_logprobs=manifest.support_logprobs)
+    stored = _scan(dataset.shards, manifest)
     with _named(directory / DATA_DIR):
-        samples = _sample_stats(rows)
+        rows = _current(stored) if manifest.retries else stored
+        samples = _sample_stats(rows, stored)
         return DatasetStats(
             name=directory.resolve().name,
             manifest=manifest,
-            plan=_plan_stats(directory / PLAN_FILE, rows),
-            failures=failure_stats(directory, rows.select("prompt_id", "sample_index")),
+            plan=_plan_stats(directory / PLAN_FILE, stored, manifest.retries),
+            failures=failure_stats(directory, stored),
             samples=samples,
             support=_support_stats(rows, manifest.tokenizer_vocab_size) if samples.samples else None,
             logprobs=_logprob_stats(rows, support=manifest.support_logprobs),
@@ -252,14 +263,32 @@ def distribution(values: npt.ArrayLike, counts: npt.ArrayLike) -> Distribution |
     )
 
 
-def _scan(shards: Sequence[StoredShard], *, support_logprobs: bool) -> pl.LazyFrame:
-    """All rows of all shards; without shards an empty frame of the same columns. Ignores columns of a later MINOR."""
+def _scan(shards: Sequence[StoredShard], manifest: Manifest) -> pl.LazyFrame:
+    """All rows of all shards, of all generations; without shards none. Ignores columns of a later MINOR.
+
+    Shards of format 1.0 have no generation, which means 0. While there are no retries the column is not read at all.
+    """
+    empty = cast("pl.DataFrame", pl.from_arrow(shard_schema(support_logprobs=manifest.support_logprobs).empty_table()))
+    rows = empty.lazy()
     if shards:
-        return pl.scan_parquet(
-            [shard.path for shard in shards], glob=False, hive_partitioning=False, extra_columns="ignore"
+        rows = pl.scan_parquet(
+            [shard.path for shard in shards],
+            glob=False,
+            hive_partitioning=False,
+            schema=empty.schema,
+            missing_columns="insert",
+            extra_columns="ignore",
         )
-    empty = shard_schema(support_logprobs=support_logprobs).empty_table()
-    return cast("pl.DataFrame", pl.from_arrow(empty)).lazy()
+    generation = pl.col("generation").fill_null(0) if manifest.retries else pl.lit(0, pl.Int32).alias("generation")
+    return rows.with_columns(generation)
+
+
+def _current(stored: pl.LazyFrame) -> pl.LazyFrame:
+    """The rows of the highest generation of each sample, in order. Memory grows with the rows of retries."""
+    retried = stored.filter(pl.col("generation") > 0).group_by(SAMPLE).agg(pl.col("generation").max().alias("latest"))
+    (latest,) = _collect(retried)
+    rows = stored.join(latest.lazy(), on=SAMPLE, how="left", maintain_order="left")
+    return rows.filter(pl.col("generation") >= pl.col("latest").fill_null(0)).drop("latest")
 
 
 def _collect(*frames: pl.LazyFrame) -> list[pl.DataFrame]:
@@ -277,8 +306,9 @@ def _count(frame: pl.LazyFrame, column: str) -> pl.LazyFrame:
     return frame.group_by(column).len().sort(["len", column], descending=[True, False])
 
 
-def _sample_stats(rows: pl.LazyFrame) -> SampleStats:
-    totals, prompt_lengths, response_lengths, finish, stop = _collect(
+def _sample_stats(rows: pl.LazyFrame, stored: pl.LazyFrame) -> SampleStats:
+    everything, totals, prompt_lengths, response_lengths, finish, stop = _collect(
+        stored.select(pl.len(), pl.col("response_length").cast(pl.Int64).sum()),
         rows.select(
             pl.len().alias("samples"),
             pl.col("prompt_id").n_unique().alias("prompts"),
@@ -291,8 +321,11 @@ def _sample_stats(rows: pl.LazyFrame) -> SampleStats:
         _count(rows, "finish_reason"),
         _count(rows.drop_nulls("stop_reason"), "stop_reason").head(STOP_REASONS),
     )
+    figures, (samples, tokens) = totals.row(0, named=True), everything.row(0)
     return SampleStats(
-        **totals.row(0, named=True),
+        **figures,
+        superseded=samples - figures["samples"],
+        superseded_tokens=tokens - figures["generated_tokens"],
         prompt_length=distribution(prompt_lengths["prompt_length"], prompt_lengths["len"]),
         response_length=distribution(response_lengths["response_length"], response_lengths["len"]),
         finish_reasons=dict(finish.iter_rows()),
@@ -300,21 +333,28 @@ def _sample_stats(rows: pl.LazyFrame) -> SampleStats:
     )
 
 
-def _plan_stats(path: Path, rows: pl.LazyFrame) -> PlanStats | None:
+def _plan_stats(path: Path, stored: pl.LazyFrame, retries: Sequence[Retry]) -> PlanStats | None:
     if not path.exists():
         return None
-    usable = pl.col("error").is_null()
-    stored = rows.group_by("prompt_id").len().select("prompt_id", pl.col("len").cast(pl.Int64).alias("stored"))
+    usable, planned = pl.col("error").is_null(), pl.col("generation") == 0
+    counts = (
+        stored.filter(planned)
+        .group_by("prompt_id")
+        .len()
+        .select("prompt_id", pl.col("len").cast(pl.Int64).alias("stored"))
+    )
     plan = pl.scan_parquet(path, glob=False).select("prompt_id", pl.col("n").cast(pl.Int64), usable.alias("usable"))
     owed = pl.col("n") - pl.col("stored").fill_null(0)
-    figures = plan.join(stored, on="prompt_id", how="left").select(
+    figures = plan.join(counts, on="prompt_id", how="left").select(
         pl.col("usable").sum().alias("prompts"),
         pl.col("n").filter("usable").sum().alias("samples"),
         (~pl.col("usable")).sum().alias("tombstones"),
         owed.filter("usable").sum().alias("owed"),
     )
+    listed = sum(retry.samples for retry in retries)
     with _named(path):
-        return PlanStats(**_collect(figures)[0].row(0, named=True))
+        of_plan, made_again = _collect(figures, stored.select((~planned).sum()))
+    return PlanStats(**of_plan.row(0, named=True), retries=listed, retries_owed=listed - made_again.item())
 
 
 def _support_stats(rows: pl.LazyFrame, tokenizer_vocab_size: int) -> SupportStats:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import unicodedata
+from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from rich import filesize
@@ -16,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from rollgen.inspect.stats import DatasetStats, Distribution, Example, LogprobStats, SupportStats
 
@@ -48,18 +49,24 @@ def _visible(character: str) -> str:
 
 def render(stats: DatasetStats, console: Console) -> None:
     """Print the figures; fits 80 columns and uses more where there are."""
+    sections = (_run, _progress, _lengths, _supports, _logprobs, _files, _warnings, _examples)
+    console.print(Text(plain(stats.name), style="bold"))
+    console.print()
+    console.print(facts(*(section(stats) for section in sections)))
+
+
+def facts(*sections: Iterable[Row]) -> Table:
+    """Labels and values, an empty row after each section that has any."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold cyan", no_wrap=True)
     table.add_column(overflow="fold")
-    for section in (_run, _progress, _lengths, _supports, _logprobs, _files, _warnings, _examples):
-        rows = list(section(stats))
+    for section in sections:
+        rows = list(section)
         for label, value in rows:
             table.add_row(label, value)
         if rows:
             table.add_row()
-    console.print(Text(plain(stats.name), style="bold"))
-    console.print()
-    console.print(table)
+    return table
 
 
 def share(part: int, whole: int) -> str:
@@ -72,6 +79,11 @@ def number(value: float) -> str:
     return f"{value:z,.3f}".rstrip("0").rstrip(".")
 
 
+def duration(seconds: float) -> str:
+    """`0:05:07`, `26 days, 1:00:00`: to the second."""
+    return str(timedelta(seconds=round(seconds)))
+
+
 def shorten(text: str, limit: int, *, tail: bool = False) -> str:
     """The first (or last) `limit` characters of `text`, marked with an ellipsis where it was cut."""
     if len(text) <= limit:
@@ -79,28 +91,29 @@ def shorten(text: str, limit: int, *, tail: bool = False) -> str:
     return f"…{text[-limit:]}" if tail else f"{text[:limit]}…"
 
 
-def _line(*parts: str) -> Text:
+def line(*parts: str) -> Text:
+    """The parts that are not empty, made plain, on one line."""
     return Text(_DOT.join(plain(part) for part in parts if part))
 
 
 def _counts(counts: dict[str, int], whole: int) -> Text:
-    return _line(*(f"{name} {count:,} ({share(count, whole)})" for name, count in counts.items()))
+    return line(*(f"{name} {count:,} ({share(count, whole)})" for name, count in counts.items()))
 
 
 def _run(stats: DatasetStats) -> Iterator[Row]:
     manifest, model = stats.manifest, stats.manifest.model
     revision = f" @ {model.revision}" if model.revision else ""
-    yield "Model", _line(f"{model.name}{revision}", model.dtype, f"context {model.context_length:,}")
-    yield "Vocabulary", _line(f"{manifest.vocab_size:,} (model)", f"{manifest.tokenizer_vocab_size:,} (tokenizer)")
+    yield "Model", line(f"{model.name}{revision}", model.dtype, f"context {model.context_length:,}")
+    yield "Vocabulary", line(f"{manifest.vocab_size:,} (model)", f"{manifest.tokenizer_vocab_size:,} (tokenizer)")
     if manifest.attempts:
         engine = manifest.attempts[-1].engine
         yield (
             "Engine",
-            _line(f"{engine.name} {engine.version}", engine.device, f"truncates by {engine.processors}"),
+            line(f"{engine.name} {engine.version}", engine.device, f"truncates by {engine.processors}"),
         )
     stored = "with" if manifest.support_logprobs else "without"
-    yield "Capture", _line(manifest.capture, f"{stored} support logprobs", f"format {manifest.format_version}")
-    yield "Settings", _line(*(f"{name} {_setting(value)}" for name, value in stats.settings.items()))
+    yield "Capture", line(manifest.capture, f"{stored} support logprobs", f"format {manifest.format_version}")
+    yield "Settings", line(*(f"{name} {_setting(value)}" for name, value in stats.settings.items()))
 
 
 def _setting(value: object) -> str:
@@ -110,23 +123,26 @@ def _setting(value: object) -> str:
 def _progress(stats: DatasetStats) -> Iterator[Row]:
     samples, plan, failures = stats.samples, stats.plan, stats.failures
     if plan is None:
-        yield "Samples", _line(f"{samples.samples:,} for {samples.prompts:,} prompts", "no plan: nothing is owed")
+        yield "Samples", line(f"{samples.samples:,} for {samples.prompts:,} prompts", "no plan: nothing is owed")
     else:
         done = f"{samples.samples:,} of {plan.samples:,} ({share(samples.samples, plan.samples)})"
-        yield "Samples", _line(done, f"{plan.owed:,} owed" if plan.owed else "complete")
+        yield "Samples", line(done, f"{plan.owed:,} owed" if plan.owed else "complete")
         skipped = f"input rows skipped: {plan.tombstones:,}" if plan.tombstones else ""
-        yield "Prompts", _line(f"{samples.prompts:,} of {plan.prompts:,} with samples", skipped)
+        yield "Prompts", line(f"{samples.prompts:,} of {plan.prompts:,} with samples", skipped)
+    if samples.superseded or (plan is not None and plan.retries):
+        owed = f"{plan.retries_owed:,} owed" if plan is not None and plan.retries_owed else ""
+        yield "Made again", line(f"superseded rows, in none of these figures: {samples.superseded:,}", owed)
     if failures.samples:
-        yield "Failures", _line(*(f"{stage} {count:,}" for stage, count in failures.by_stage.items()))
+        yield "Failures", line(*(f"{stage} {count:,}" for stage, count in failures.by_stage.items()))
         for kind in failures.errors:
-            yield "", _line(f"{kind.samples:,} x {kind.stage}: {shorten(kind.error, _TEXT_HEAD)}")
+            yield "", line(f"{kind.samples:,} x {kind.stage}: {shorten(kind.error, _TEXT_HEAD)}")
 
 
 def _lengths(stats: DatasetStats) -> Iterator[Row]:
     samples = stats.samples
     if samples.prompt_length is None or samples.response_length is None:
         return
-    yield "Tokens", _line(f"{samples.generated_tokens:,} generated", f"{samples.prompt_tokens:,} of prompts")
+    yield "Tokens", line(f"{samples.generated_tokens:,} generated", f"{samples.prompt_tokens:,} of prompts")
     names = ("min", "median", "mean", "p95", "max")
     yield "Prompt", _figures(samples.prompt_length, names, 1, "tokens")
     yield "Response", _figures(samples.response_length, names, 1, "tokens")
@@ -137,7 +153,7 @@ def _lengths(stats: DatasetStats) -> Iterator[Row]:
 
 def _figures(values: Distribution, names: tuple[str, ...], digits: int, unit: str) -> Text:
     figures = [f"{name} {number(round(getattr(values, name), digits))}" for name in names]
-    return _line(*figures[:-1], f"{figures[-1]} {unit}")
+    return line(*figures[:-1], f"{figures[-1]} {unit}")
 
 
 def _supports(stats: DatasetStats) -> Iterator[Row]:
@@ -148,7 +164,7 @@ def _supports(stats: DatasetStats) -> Iterator[Row]:
         yield "Support", _figures(size, ("mean", "median", "p99", "max"), 1, "ids a token")
         yield (
             "",
-            _line(
+            line(
                 f"singletons {share(support.singletons, support.tokens)}",
                 f"top_k reached {share(support.top_k_binds, support.tokens)}",
                 f"exceeded by ties {share(support.top_k_ties, support.tokens)}",
@@ -186,24 +202,24 @@ def _logprobs(stats: DatasetStats) -> Iterator[Row]:
     choices = logprobs.surprisal_of_choices
     yield (
         "Surprisal",
-        _line(
+        line(
             f"mean {number(logprobs.surprisal)} nats a token",
             f"{number(choices)} where there was a choice" if choices is not None else "",
         ),
     )
     if logprobs.support_entropy is not None:
-        yield "Entropy", _line(f"mean {number(logprobs.support_entropy)} nats a token, exact over the support")
+        yield "Entropy", line(f"mean {number(logprobs.support_entropy)} nats a token, exact over the support")
 
 
 def _files(stats: DatasetStats) -> Iterator[Row]:
     files, per_token = stats.files, stats.column_bytes_per_token
     shards = f"{files.shards:,} shard{'' if files.shards == 1 else 's'}"
-    yield "Disk", _line(filesize.decimal(files.bytes), shards, f"{files.row_groups:,} row groups")
+    yield "Disk", line(filesize.decimal(files.bytes), shards, f"{files.row_groups:,} row groups")
     if per_token:
         largest = dict(list(per_token.items())[:_COLUMNS])
         others = sum(per_token.values()) - sum(largest.values())
         figures = [f"{name} {value:.2f}" for name, value in largest.items()]
-        yield "Bytes/token", _line(f"{sum(per_token.values()):.2f}", *figures, f"others {others:.2f}")
+        yield "Bytes/token", line(f"{sum(per_token.values()):.2f}", *figures, f"others {others:.2f}")
 
 
 def _warnings(stats: DatasetStats) -> Iterator[Row]:
@@ -230,7 +246,7 @@ def _example(example: Example) -> Group:
     prompt = "(given as token ids)" if example.prompt is None else last_turn(example.prompt)
     text = "(not decoded)" if example.text is None else example.text
     return Group(
-        _line(shorten(title, _SETTING), f"{example.response_length:,} tokens", example.finish_reason),
+        line(shorten(title, _SETTING), f"{example.response_length:,} tokens", example.finish_reason),
         Text(plain(shorten(prompt.strip(), _PROMPT_TAIL, tail=True)), style="dim"),
         Text(plain(shorten(text.strip(), _TEXT_HEAD))),
     )

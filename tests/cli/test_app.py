@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
@@ -17,6 +17,9 @@ from rollgen import __version__
 from rollgen.cli.app import main
 from rollgen.config import RunConfig
 from rollgen.errors import EXIT_CODES_HELP
+
+if TYPE_CHECKING:
+    from models.runs import Runs
 
 ROLLGEN = Path(sys.executable).with_name("rollgen")
 HEAVY = ("torch", "vllm", "transformers", "pyarrow", "polars")
@@ -74,7 +77,7 @@ def test_help_loads_nothing_heavy() -> None:
     assert not loaded & set(HEAVY)
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["generate", "--help"], ["inspect", "-h"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["generate", "--help"], ["inspect", "-h"], ["status", "-h"]])
 def test_help_goes_to_stdout(rollgen: Callable[..., Outcome], arguments: list[str]) -> None:
     """So that it can be paged."""
     outcome = rollgen(*arguments)
@@ -117,6 +120,10 @@ def test_version(rollgen: Callable[..., Outcome]) -> None:
         (["generate", "p.jsonl", "--model", "./none"], "./none: no such model directory; check --model"),
         (["generate", "p.jsonl", "--resume", "--clean"], "--resume and --clean exclude each other"),
         (["inspect"], "Missing argument 'DIR'"),
+        (["inspect", "no"], "no: not a directory; name the one that holds rollgen.json"),
+        (["inspect", ".", "--at", "3"], "--at shows a token of one completion: name that with --sample"),
+        (["status"], "Missing argument 'DIR'"),
+        (["status", "no"], "no: not a directory; name the one that holds rollgen.json"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -193,6 +200,70 @@ def test_inspect_prints_text(
     assert "\x1b" not in outcome.stdout
 
 
+def test_inspect_one_sample(rollgen: Callable[..., Outcome], make_dataset: Callable[..., Path], tmp_path: Path) -> None:
+    """Tokens, or the support of one of them; from the end, too. Without escape sequences where it is no terminal."""
+    directory = make_dataset(tmp_path / "out", support_logprobs=True)
+    outcome = rollgen("inspect", directory, "--sample", "p2:1")
+    assert (outcome.code, outcome.stderr) == (0, "")
+    assert "1 of 2 · finished by stop · 8 tokens" in outcome.stdout
+    assert "\x1b" not in outcome.stdout
+    assert "Token 7 of 0-7 · sampled '" in rollgen("inspect", directory, "--sample", "p2", "--at", "-1").stdout
+
+
+def test_inspect_one_sample_as_json(
+    rollgen: Callable[..., Outcome], make_dataset: Callable[..., Path], tmp_path: Path
+) -> None:
+    """One object: the row, its tokens and the support that was asked for."""
+    outcome = rollgen("inspect", make_dataset(tmp_path / "out"), "--sample", "p2:1", "--at", 3, "--json")
+    assert (outcome.code, outcome.stderr) == (0, "")
+    shown = json.loads(outcome.stdout)
+    assert (shown["prompt_id"], shown["sample_index"], len(shown["tokens"])) == ("p2", 1, 8)
+    assert len(shown["at"]["support"]) == shown["tokens"][3]["support_size"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["p22"], "--sample: no prompt 'p22' in this dataset; did you mean 'p2'?"),
+        (["p2:7"], "--sample: sample 7 of 'p2' is not stored; stored: 0-1"),
+        (["p2", "--at", "8"], "--at 8: the response has 8 tokens: 0 to 7, or -8 to -1 from the end"),
+    ],
+)
+def test_samples_that_are_not_there(
+    rollgen: Callable[..., Outcome],
+    make_dataset: Callable[..., Path],
+    tmp_path: Path,
+    arguments: list[str],
+    expected: str,
+) -> None:
+    """Exit 2, as JSON or not, with what there is instead."""
+    directory = make_dataset(tmp_path / "out")
+    for more in ([], ["--json"]):
+        outcome = rollgen("inspect", directory, "--sample", *arguments, *more)
+        assert (outcome.code, outcome.stdout) == (2, "")
+        assert outcome.error.startswith(expected)
+
+
+def test_status(rollgen: Callable[..., Outcome], make_dataset: Callable[..., Path], tmp_path: Path) -> None:
+    """For people and for programs; exit 0 either way."""
+    directory = make_dataset(tmp_path / "out")
+    outcome = rollgen("status", directory)
+    assert (outcome.code, outcome.stderr) == (0, "")
+    assert outcome.stdout.startswith("out · complete\n")
+    assert "12 of 12 samples (100.0%)" in outcome.stdout
+    outcome = rollgen("status", directory, "--json")
+    assert (outcome.code, outcome.stderr) == (0, "")
+    shown = json.loads(outcome.stdout)
+    assert (shown["planned"], shown["stored"], shown["owed"], shown["writers"][0]["alive"]) == (12, 12, 0, False)
+
+
+def test_status_of_something_else(rollgen: Callable[..., Outcome], tmp_path: Path) -> None:
+    """A directory without a run."""
+    outcome = rollgen("status", tmp_path)
+    assert (outcome.code, outcome.stdout) == (1, "")
+    assert outcome.error == f"{tmp_path}/rollgen.json: not found; {tmp_path} is not a rollgen dataset"
+
+
 def test_dry_run(rollgen: Callable[..., Outcome], prompts: Path, tiny_model: Path, tmp_path: Path) -> None:
     """Resolved settings, counts and the first prompt as the model sees it; nothing is made and no model is loaded."""
     outcome = rollgen("generate", prompts, "--model", tiny_model, "--chat", "--n", 3, "--dry-run")
@@ -212,6 +283,30 @@ def test_dry_run_as_json(rollgen: Callable[..., Outcome], prompts: Path, tiny_mo
     assert (shown["config"]["model"], shown["config"]["limit"], shown["config"]["top_k"]) == ("tiny", 2, 50)
     assert (shown["plan"]["prompts"], shown["plan"]["samples"], shown["plan"]["clamped"]) == (2, 2, 2)
     assert (shown["plan"]["first_prompt_id"], shown["plan"]["first_text"]) == ("a", "What is seven and five?")
+
+
+def test_dry_run_estimates(rollgen: Callable[..., Outcome], prompts: Path, tiny_model: Path) -> None:
+    """3 prompts of 2 samples of 10 tokens are 60 tokens at most; of a new run, nothing is measured."""
+    command = ["generate", prompts, "--model", tiny_model, "--n", 2, "--max-tokens", 10, "--dry-run"]
+    outcome = rollgen(*command)
+    assert "\nowed: 6 samples, at most 60 generated tokens\n" in outcome.stdout
+    assert "assuming 47.2 bytes a token (supports of 16 ids on average)" in outcome.stdout
+    assert "\ntime: no rate measured yet; at most 0:00:01 at 100 tokens/s" in outcome.stdout
+    estimate = json.loads(rollgen(*command, "--json").stdout)["estimate"]
+    assert (estimate["samples"], estimate["max_generated_tokens"], estimate["expected"]) == (6, 60, None)
+    assert estimate["fits"]
+
+
+def test_dry_run_of_a_continued_run_expects(rollgen: Callable[..., Outcome], runs: Runs) -> None:
+    """Five prompts have two samples stored; three more each are expected to be like those."""
+    stats = runs()
+    command = ["generate", runs.prompts, "--model", runs.model, "--out", runs.out, "--resume", "--dry-run", "--json"]
+    outcome = rollgen(*command, "--max-tokens", 8, "--top-k", 8, "--n", 5)
+    assert (outcome.code, outcome.stderr) == (0, "")
+    estimate = json.loads(outcome.stdout)["estimate"]
+    assert (estimate["samples"], estimate["max_generated_tokens"]) == (15, 15 * 8)
+    assert estimate["expected"]["mean_length"] == stats.tokens / 10
+    assert estimate["expected"]["tokens"] == round(15 * stats.tokens / 10)
 
 
 def test_dry_run_refuses_what_the_run_would(

@@ -8,9 +8,9 @@ import pytest
 from models.runs import Runs
 
 from rollgen.cli import progress
-from rollgen.cli.card import write_card
 from rollgen.cli.progress import ConsoleReporter
-from rollgen.loop import RunStats
+from rollgen.inspect.card import write_card
+from rollgen.loop.report import RunStats
 
 STATS = RunStats(
     planned=13,
@@ -37,8 +37,8 @@ def test_log_of_a_whole_run(runs: Runs, capfd: pytest.CaptureFixture[str]) -> No
     assert lines[:4] == [
         "rollgen: checking prompts",
         "rollgen: loading the model",
-        "rollgen: sampling",
         f"rollgen: tiny (bfloat16), capture logprobs: 10 samples of 5 prompts to {runs.out}",
+        "rollgen: sampling",
     ]
     assert len(lines) == 5
     assert lines[4].startswith("rollgen: 10/10 samples, ")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rollgen.cli.summary import print_summary
-from rollgen.loop import RunStats
+from rollgen.loop.report import RunStats
 
 DONE = RunStats(
     planned=10,
@@ -79,6 +79,7 @@ def test_json_has_every_total(capsys: pytest.CaptureFixture[str]) -> None:
         "masked_tokens": 6_000,
         "length_finishes": 3,
         "resampled": 2,
+        "restarts": 0,
         "seconds": 4,
         "owed": 0,
         "tokens_per_second": 3000.0,

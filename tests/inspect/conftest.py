@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -12,7 +13,17 @@ import pytest
 
 from rollgen.config import digest
 from rollgen.format.commit import WriterSlot
-from rollgen.format.manifest import Attempt, EngineRecord, Manifest, ModelRecord, PromptSource, create_manifest
+from rollgen.format.manifest import (
+    Attempt,
+    EngineRecord,
+    Manifest,
+    ModelRecord,
+    PromptSource,
+    Retry,
+    create_manifest,
+    read_manifest,
+    replace_manifest,
+)
 from rollgen.format.schema import PLAN_FILE, PLAN_SCHEMA
 from rollgen.format.writer import ShardWriter
 from rollgen.rollouts import Completion, Sampling, sample_seed
@@ -125,6 +136,34 @@ def make_dataset(tmp_path: Path) -> Callable[..., Made]:
         write_dataset(directory, completions, manifest(support_logprobs=support_logprobs, model_name=model_name))
         write_plan(directory, SAMPLES + 1)
         return Made(directory, completions)
+
+    return make
+
+
+@pytest.fixture
+def commit() -> Callable[..., None]:
+    """`commit(directory, completions, writer="w0")`: one more shard of a dataset."""
+
+    def write(directory: Path, completions: list[Completion], writer: str = "w0") -> None:
+        record = read_manifest(directory)
+        with WriterSlot(directory, writer) as slot, ShardWriter(slot, record, commit_interval=math.inf) as shard:
+            for completion in completions:
+                shard.add(completion)
+
+    return write
+
+
+@pytest.fixture
+def make_again(make_dataset: Callable[..., Made], commit: Callable[..., None]) -> Callable[[], Made]:
+    """`make_again()`: a dataset whose first sample was made again, as generation 1, with the next one's tokens."""
+
+    def make() -> Made:
+        made = make_dataset(0, support_logprobs=True)
+        retry = Retry(generation=1, started_at="", where={"finish_reason": "length"}, max_tokens=99, samples=2)
+        replace_manifest(made.directory, read_manifest(made.directory).with_retry(retry))
+        first, second = made.completions[:2]
+        commit(made.directory, [replace(second, sample_index=0, seed=first.seed, generation=1)])
+        return made
 
     return make
 

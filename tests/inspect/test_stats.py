@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
 import statistics
 from collections import Counter
+from dataclasses import replace
+from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
+from rich.console import Console
 
 from rollgen.errors import DatasetError
+from rollgen.format.commit import WriterSlot, footer_sha256
 from rollgen.format.failures import FailureLog
+from rollgen.format.manifest import Retry, read_manifest, replace_manifest
+from rollgen.format.writer import ShardWriter
+from rollgen.inspect.card import dataset_card
 from rollgen.inspect.stats import LOGPROB_BINS, Distribution, dataset_stats, distribution
+from rollgen.inspect.terminal import render
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +32,7 @@ if TYPE_CHECKING:
 
     from rollgen.rollouts import Completion
 
-TOKENIZER_VOCAB_SIZE, TOP_K = 480, 8
+TOKENIZER_VOCAB_SIZE, TOP_K, SAMPLES = 480, 8, 3
 HALF_A_BIN = 0.5 / LOGPROB_BINS + 1e-9
 
 
@@ -116,6 +126,98 @@ def test_plan_counts_what_is_owed(make_dataset: Callable[..., Any]) -> None:
     plan = dataset_stats(make_dataset(0).directory).plan
     assert plan is not None
     assert (plan.prompts, plan.samples, plan.tombstones, plan.owed) == (12, 48, 1, 12)
+
+
+@pytest.fixture
+def retried(make_dataset: Callable[..., Any]) -> tuple[Path, list[Completion], list[Completion]]:
+    """A dataset of which p0/0, p1/0 and p2/0 were to be made again and the first two were, p0/0 twice.
+
+    Its directory, its current completions, and those that they supersede.
+    """
+    directory, completions = make_dataset(0)
+    again = [
+        replace(other, prompt_index=prompt, prompt_id=f"p{prompt}", sample_index=0, generation=generation)
+        for other, (prompt, generation) in zip(completions[9:], ((0, 1), (1, 1), (0, 2)), strict=False)
+    ]
+    stored = read_manifest(directory)
+    for generation, samples in ((1, 3), (2, 1)):
+        where = {"finish_reason": "length"}
+        stored = stored.with_retry(
+            Retry(generation=generation, started_at="", where=where, max_tokens=99, samples=samples)
+        )
+    replace_manifest(directory, stored)
+    with WriterSlot(directory, "w0") as slot, ShardWriter(slot, stored, commit_interval=math.inf) as writer:
+        for completion in again:
+            writer.add(completion)
+    superseded = [completions[0], completions[SAMPLES], again[0]]
+    kept = [c for c in completions if c not in superseded]
+    return directory, [*kept, *again[1:]], superseded
+
+
+def test_figures_are_of_current_rows(retried: tuple[Path, list[Completion], list[Completion]]) -> None:
+    """Counts, lengths, supports and logprobs leave out what was made again since; its number is beside them."""
+    directory, current, superseded = retried
+    stats = dataset_stats(directory)
+    samples = stats.samples
+    assert (samples.samples, samples.prompts, samples.superseded) == (36, 12, 3)
+    assert samples.generated_tokens == sum(len(c.token_ids) for c in current)
+    assert samples.superseded_tokens == sum(len(c.token_ids) for c in superseded)
+    assert samples.finish_reasons == Counter(c.finish_reason for c in current)
+    assert stats.support is not None
+    assert stats.support.ids == sum(len(c.mask_ids) for c in current)
+    assert stats.logprobs is not None
+    assert stats.logprobs.logprob.mean == pytest.approx(statistics.mean(float(x) for c in current for x in c.logprobs))
+    json.dumps(stats.to_json(), allow_nan=False)
+
+
+def test_bytes_are_of_all_rows(retried: tuple[Path, list[Completion], list[Completion]]) -> None:
+    """Superseded rows take their place on disk, so they count where bytes are divided by tokens."""
+    directory, current, superseded = retried
+    stats = dataset_stats(directory)
+    tokens = sum(len(c.token_ids) for c in [*current, *superseded])
+    assert sum(stats.column_bytes_per_token.values()) == pytest.approx(sum(stats.files.column_bytes.values()) / tokens)
+
+
+def test_retries_are_owed_beside_the_plan(retried: tuple[Path, list[Completion], list[Completion]]) -> None:
+    """12 of 48 planned samples, as before; 1 of the 4 of both retries, whose failure counts until it is made."""
+    directory, _, _ = retried
+    log = FailureLog(directory, "w0")
+    log.record("p2", 2, 0, "engine", "died", generation=1)
+    log.record("p1", 1, 0, "engine", "died", generation=1)  # stored since
+    stats = dataset_stats(directory)
+    assert stats.plan is not None
+    assert (stats.plan.samples, stats.plan.owed, stats.plan.retries, stats.plan.retries_owed) == (48, 12, 4, 1)
+    assert stats.failures.by_stage == {"engine": 1}
+
+
+def test_superseded_rows_are_shown(retried: tuple[Path, list[Completion], list[Completion]]) -> None:
+    """Their number on the terminal and in the card, which also says how to pass over them."""
+    stats = dataset_stats(retried[0])
+    console = Console(file=StringIO(), width=100)
+    render(stats, console)
+    assert "superseded rows, in none of these figures: 3 · 1 owed" in console.file.getvalue()
+    card = dataset_card(stats)
+    assert "| superseded rows, in no other figure | 3 |" in card
+    assert "keeping the highest `generation`" in card
+
+
+def test_shards_of_1_0_are_of_generation_0(retried: tuple[Path, list[Completion], list[Completion]]) -> None:
+    """A dataset begun before there were generations, and retried later: the same figures."""
+    directory, _, _ = retried
+    before = dataset_stats(directory)
+    journal = directory / "journal" / "w0.jsonl"
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    for line in lines[:3]:
+        path = directory / "data" / line["file"]
+        table = pq.read_table(path).drop_columns("generation")
+        pq.write_table(table, path, write_page_checksum=True)
+        content = path.read_bytes()
+        line |= {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        line["footer_sha256"] = footer_sha256(path)
+    journal.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    after = dataset_stats(directory)
+    assert (after.samples, after.support, after.logprobs) == (before.samples, before.support, before.logprobs)
+    assert (after.plan, after.examples) == (before.plan, before.examples)
 
 
 def test_stored_samples_and_later_lines_win_over_failures(make_dataset: Callable[..., Any]) -> None:

@@ -1,0 +1,32 @@
+"""`rollgen status`: how far a run is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rollgen.errors import UsageError
+
+
+def status(
+    directory: Annotated[Path, typer.Argument(help="Dataset directory.", metavar="DIR", show_default=False)],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> int:
+    """Show how a run stands: what is stored, owed and failed, who is writing, how fast. Changes nothing."""
+    import json
+
+    from rich.console import Console
+
+    from rollgen.inspect.status import run_status
+    from rollgen.inspect.status_view import render_status
+
+    if not directory.is_dir():
+        raise UsageError(f"{directory}: not a directory; name the one that holds rollgen.json")
+    shown = run_status(directory)
+    if as_json:
+        typer.echo(json.dumps(shown.to_json(), indent=2))
+    else:
+        render_status(directory.resolve().name, shown, Console(highlight=False))
+    return 0

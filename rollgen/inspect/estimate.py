@@ -1,0 +1,204 @@
+"""What a run will take, before it starts: tokens, disk and time, as a bound from its plan.
+
+The bound lets every owed sample run to its max_tokens. What a token takes on disk is assumed for a new run, on the side
+of too much, and measured for one that is continued, which also has an expectation: the rest is like what is stored.
+
+    bytes of a sample = max_tokens * bytes of a token + 4 * prompt tokens + its prompt and metadata as text + ROW_BYTES
+    bytes of a token  = TOKEN_BYTES + support ids * (ID_BYTES, and SUPPORT_LOGPROB_BYTES if those are stored)
+
+Supports by top_k alone have top_k ids. Where top_p or min_p cut them first, the mean that is assumed is
+TYPICAL_SUPPORT ids, or top_k if that is less.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow.compute as pc
+from rich import filesize
+
+from rollgen.inspect.status import owed_of
+from rollgen.inspect.terminal import duration, number
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import numpy.typing as npt
+    import pyarrow as pa
+
+    from rollgen.inspect.status import RunStatus
+    from rollgen.prompts.plan import Plan
+
+TOKEN_BYTES: Final = 12.0
+"""Of token_ids, logprobs and text, 4 bytes each, as if zstd gained nothing."""
+ID_BYTES: Final = 2.2
+"""Of one id of a sampling_mask. Measured: 1.5 over a vocabulary of 49k, 2.1 over 152k (tests/benchmarks/RESULTS.md)."""
+SUPPORT_LOGPROB_BYTES: Final = 4.0
+"""Of one float32 of support_logprobs, which hardly compress."""
+TYPICAL_SUPPORT: Final = 16
+"""Ids. Measured: a mean of 7 to 15 at top_k 50 and top_p 0.95. A high temperature may have more."""
+ROW_BYTES: Final = 64
+"""Of a row's other columns, which repeat."""
+RATES: Final = (100, 1_000, 10_000)
+"""Tokens a second at which the time is told where none is measured: a CPU, a small GPU, a large one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """What is owed, if it is like what is stored."""
+
+    mean_length: float
+    """Tokens of a stored sample."""
+    bytes_per_token: float
+    """Of all stored columns."""
+    tokens: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What the owed samples take."""
+
+    samples: int
+    max_generated_tokens: int
+    """If every sample runs to its max_tokens."""
+    assumed_support: float
+    """Ids a token, over those tokens: assumed, not measured. 0 where nothing is truncated."""
+    assumed_bytes_per_token: float
+    """Of generated tokens, without what a prompt takes; at least what is measured."""
+    max_bytes: int
+    free_bytes: int
+    """On the file system of the output directory."""
+    expected: Expectation | None
+    """None for a run that has stored nothing."""
+    tokens_per_second: float | None
+    """Measured in the last attempt; None when there is none."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether the bound fits the free space."""
+        return self.max_bytes <= self.free_bytes
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-able, names as here."""
+        return asdict(self) | {"fits": self.fits}
+
+
+def estimate_run(plan: Plan, *, support_logprobs: bool, stored: RunStatus | None, free_bytes: int) -> Estimate:
+    """Of everything that `plan` has and `stored` (the status of the run that is continued) has not.
+
+    Which samples are stored is not looked up: for the owed ones, the bounds take the largest of the plan.
+    """
+    costs = _costs(plan, support_logprobs=support_logprobs)
+    samples = owed_of(plan, 0) if stored is None else owed_of(plan, stored.stored, retries=stored.retries)
+    expected = None if stored is None or not stored.stored else _expectation(stored, samples)
+    token_bytes = np.maximum(costs.token_bytes, 0.0 if expected is None else expected.bytes_per_token)
+    planned_tokens = float(costs.max_tokens @ costs.n)
+    return Estimate(
+        samples=samples,
+        max_generated_tokens=int(largest_sum(costs.max_tokens, costs.n, samples)),
+        assumed_support=float((costs.max_tokens * costs.support) @ costs.n) / planned_tokens,
+        assumed_bytes_per_token=float((costs.max_tokens * token_bytes) @ costs.n) / planned_tokens,
+        max_bytes=int(largest_sum(costs.max_tokens * token_bytes + costs.row_bytes, costs.n, samples)),
+        free_bytes=free_bytes,
+        expected=expected,
+        tokens_per_second=None if stored is None else stored.tokens_per_second,
+    )
+
+
+def describe(estimate: Estimate) -> Iterator[str]:
+    """The estimate in lines of text."""
+    yield f"owed: {estimate.samples:,} samples, at most {estimate.max_generated_tokens:,} generated tokens"
+    support = f"supports of {number(round(estimate.assumed_support, 1))} ids on average"
+    yield (
+        f"disk: at most {filesize.decimal(estimate.max_bytes)}, assuming "
+        f"{estimate.assumed_bytes_per_token:.1f} bytes a token ({support}); "
+        f"{filesize.decimal(estimate.free_bytes)} free"
+    )
+    if not estimate.fits:
+        yield "warning: that bound exceeds the space that is free; choose another --out, or lower --max-tokens or --n"
+    rate, expected = estimate.tokens_per_second, estimate.expected
+    if expected is not None:
+        yield (
+            f"expected, if the rest is like what is stored ({expected.mean_length:,.1f} tokens a sample, "
+            f"{expected.bytes_per_token:.1f} bytes a token): {expected.tokens:,} tokens, "
+            f"{filesize.decimal(expected.bytes)}"
+        )
+    if rate is None:
+        times = (f"{duration(estimate.max_generated_tokens / each)} at {each:,} tokens/s" for each in RATES)
+        yield f"time: no rate measured yet; at most {', '.join(times)}"
+        return
+    likely = "" if expected is None else f", {duration(expected.tokens / rate)} expected"
+    yield (
+        f"time: at most {duration(estimate.max_generated_tokens / rate)}{likely}, "
+        f"at the {rate:,.0f} tokens/s of the last attempt"
+    )
+
+
+def largest_sum(values: npt.NDArray[Any], counts: npt.NDArray[np.int64], take: int) -> float:
+    """Sum of the `take` largest among `counts[i]` copies of each `values[i]`."""
+    order = np.argsort(-values)
+    before = np.cumsum(counts[order]) - counts[order]
+    return float(values[order] @ np.clip(take - before, 0, counts[order]))
+
+
+def free_space(directory: Path) -> int:
+    """Bytes free where `directory` is, or will be made."""
+    existing = next(path for path in (directory, *directory.absolute().parents) if path.exists())
+    return shutil.disk_usage(existing).free
+
+
+def _expectation(stored: RunStatus, owed: int) -> Expectation:
+    length, per_token = stored.tokens / stored.stored, stored.bytes / stored.tokens
+    return Expectation(length, per_token, tokens=round(owed * length), bytes=round(owed * length * per_token))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Costs:
+    """Of the usable prompts of a plan, each array [prompts]."""
+
+    n: npt.NDArray[np.int64]
+    max_tokens: npt.NDArray[np.int64]
+    support: npt.NDArray[np.float64]
+    """Ids a token that are assumed."""
+    token_bytes: npt.NDArray[np.float64]
+    row_bytes: npt.NDArray[np.int64]
+    """Of a sample, without its generated tokens."""
+
+
+def _costs(plan: Plan, *, support_logprobs: bool) -> _Costs:
+    batches = [batch.filter(pc.is_null(batch.column("error"))) for batch in plan.batches()]
+    n, max_tokens, support, row_bytes = (
+        np.concatenate([measure(batch) for batch in batches])
+        for measure in (_n, _max_tokens, _assumed_support, _row_bytes)
+    )
+    id_bytes = ID_BYTES + (SUPPORT_LOGPROB_BYTES if support_logprobs else 0.0)
+    return _Costs(n, max_tokens, support, TOKEN_BYTES + support * id_bytes, row_bytes)
+
+
+def _n(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
+    return _int64(batch.column("n"))
+
+
+def _max_tokens(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
+    return _int64(batch.column("max_tokens"))
+
+
+def _assumed_support(batch: pa.RecordBatch) -> npt.NDArray[np.float64]:
+    top_k = batch.column("top_k").to_numpy().astype(np.float64)
+    is_cut = (batch.column("top_p").to_numpy() < 1) | (batch.column("min_p").to_numpy() > 0)
+    return np.where(is_cut, np.minimum(top_k, TYPICAL_SUPPORT), top_k)
+
+
+def _row_bytes(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
+    tokens = _int64(pc.list_value_length(batch.column("prompt_token_ids")))
+    texts = (_int64(pc.fill_null(pc.binary_length(batch.column(name)), 0)) for name in ("prompt", "metadata"))
+    return 4 * tokens + sum(texts) + ROW_BYTES
+
+
+def _int64(column: Any) -> npt.NDArray[np.int64]:
+    return column.to_numpy(zero_copy_only=False).astype(np.int64)  # type: ignore[no-any-return]

@@ -1,0 +1,195 @@
+"""One stored completion: `read_sample(directory, "ID:K")`, found by its key and read from one row group."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from rollgen.errors import UsageError
+from rollgen.format.ragged import nested_ragged, ragged
+from rollgen.format.reader import open_dataset, read_row_group
+from rollgen.format.schema import PLAN_FILE
+from rollgen.inspect.decoding import Cell, Decoder, load_decoder
+from rollgen.inspect.find import find_sample
+from rollgen.prompts.plan import Plan
+from rollgen.rollouts import Completion, Sampling
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import numpy.typing as npt
+
+    from rollgen.inspect.find import Location
+
+_SCALARS: Final = (
+    "prompt_id sample_index generation prompt_index finish_reason stop_reason seed replayable text prompt metadata"
+).split()
+_SAMPLING: Final = ("temperature", "top_p", "top_k", "min_p", "max_tokens")
+
+
+class SupportId(NamedTuple):
+    """One id of a support."""
+
+    id: int
+    text: str
+    logprob: float | None
+    """log pi_old of this id; None when the dataset does not store it."""
+    sampled: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sample:
+    """A completion, where it is stored, and what decodes it."""
+
+    completion: Completion
+    n: int | None
+    """Samples planned of its prompt; None without a plan."""
+    samples: tuple[int, ...]
+    """The stored ones of its prompt."""
+    generations: tuple[int, ...]
+    """The stored ones of this sample; the last one is current."""
+    file: str
+    row_group: int
+    row: int
+    vocab_size: int
+    decoder: Decoder
+
+    @property
+    def cells(self) -> list[Cell]:
+        """The response as text."""
+        prompt = self.completion.prompt_token_ids.tolist()
+        return self.decoder.cells(self.completion.token_ids.tolist(), prompt)
+
+    @property
+    def prompt_text(self) -> str:
+        """What the model was shown; as given, without a tokenizer."""
+        if self.decoder.has_tokenizer or self.completion.prompt is None:
+            return self.decoder.text(self.completion.prompt_token_ids.tolist())
+        return self.completion.prompt
+
+    @property
+    def probabilities(self) -> npt.NDArray[np.float64]:
+        """float64 [T], of each sampled token inside its support."""
+        return np.exp(self.completion.logprobs.astype(np.float64))
+
+    @property
+    def support_sizes(self) -> list[int | None]:
+        """Ids in the support of each token; None where it was not truncated."""
+        return [int(size) or None for size in np.diff(self.completion.mask_offsets)]
+
+    @property
+    def mean_support(self) -> float | None:
+        """Ids, over the truncated tokens; None when there are none."""
+        sizes = [size for size in self.support_sizes if size is not None]
+        return sum(sizes) / len(sizes) if sizes else None
+
+    def position(self, at: int) -> int:
+        """Token `at` (negative: from the end) as a number from 0. Raises UsageError when there is no such token."""
+        tokens = len(self.completion.token_ids)
+        if not -tokens <= at < tokens:
+            raise UsageError(
+                f"--at {at}: the response has {tokens} tokens: 0 to {tokens - 1}, or {-tokens} to -1 from the end"
+            )
+        return at % tokens
+
+    def support(self, position: int) -> list[SupportId] | None:
+        """The support of a token, most likely ids first (ascending ids where no logprobs are stored, but for the
+        sampled one, which leads); None for a token that was not truncated."""
+        completion = self.completion
+        start, stop = completion.mask_offsets[position : position + 2].tolist()
+        if start == stop:
+            return None
+        sampled, logprob = int(completion.token_ids[position]), float(completion.logprobs[position])
+        ids = completion.mask_ids[start:stop].tolist()
+        stored = completion.support_logprobs
+        logprobs: list[float | None] = [logprob if token_id == sampled else None for token_id in ids]
+        if stored is not None:
+            logprobs = [float(value) for value in stored[start:stop]]
+        rows = [SupportId(i, self.decoder.name(i), p, i == sampled) for i, p in zip(ids, logprobs, strict=True)]
+        return sorted(rows, key=lambda row: (-np.inf if row.logprob is None else row.logprob, -row.id), reverse=True)
+
+    def to_json(self, at: int | None = None) -> dict[str, Any]:
+        """JSON-able: the row, its tokens and, with `at`, the support of that token."""
+        completion, cells = self.completion, self.cells
+        shown = {
+            **{name: getattr(completion, name) for name in _SCALARS},
+            "n": self.n,
+            "samples": self.samples,
+            "generations": self.generations,
+            "sampling": {name: getattr(completion.sampling, name) for name in _SAMPLING},
+            "prompt_length": len(completion.prompt_token_ids),
+            "response_length": len(completion.token_ids),
+            "mean_logprob": float(completion.logprobs.mean(dtype=np.float64)),
+            "min_probability": float(self.probabilities.min()),
+            "mean_support": self.mean_support,
+            "prompt_token_ids": completion.prompt_token_ids.tolist(),
+            "prompt_text": self.prompt_text,
+            "tokens": self._tokens(),
+            "cells": [asdict(cell) for cell in cells],
+            "file": self.file,
+            "row_group": self.row_group,
+            "row": self.row,
+        }
+        return shown if at is None else shown | {"at": self._at(self.position(at))}
+
+    def _tokens(self) -> list[dict[str, Any]]:
+        completion = self.completion
+        columns = zip(completion.token_ids.tolist(), completion.logprobs.tolist(), self.support_sizes, strict=True)
+        return [
+            {"id": token_id, "text": self.decoder.name(token_id), "logprob": logprob, "support_size": size}
+            for token_id, logprob, size in columns
+        ]
+
+    def _at(self, position: int) -> dict[str, Any]:
+        support = self.support(position)
+        return {
+            "token": position,
+            "id": int(self.completion.token_ids[position]),
+            "truncated": support is not None,
+            "support": None if support is None else [row._asdict() for row in support],
+        }
+
+
+def read_sample(directory: Path, reference: str) -> Sample:
+    """The sample that `reference` (`ID`, `ID:K` or `ID:K@G`) names.
+
+    Raises UsageError when it is not stored, DatasetError when something that has to be read is damaged.
+    """
+    dataset = open_dataset(directory)
+    location, samples, generations = find_sample(dataset, reference)
+    completion = _read_completion(location)
+    return Sample(
+        completion=completion,
+        n=_planned(directory / PLAN_FILE, completion.prompt_index),
+        samples=samples,
+        generations=generations,
+        file=location.shard.path.name,
+        row_group=location.row_group,
+        row=location.row,
+        vocab_size=dataset.manifest.vocab_size,
+        decoder=load_decoder(directory),
+    )
+
+
+def _planned(path: Path, prompt_index: int) -> int | None:
+    return int(Plan(path).n[prompt_index]) if path.exists() else None
+
+
+def _read_completion(location: Location) -> Completion:
+    with location.shard.open() as reader:
+        row = read_row_group(reader, location.row_group).slice(location.row, 1)
+    values: dict[str, Any] = {name: row[name][0].as_py() for name in (*_SCALARS, *_SAMPLING)}
+    mask = nested_ragged(row["sampling_mask"])
+    stored = "support_logprobs" in row.column_names
+    return Completion(
+        sampling=Sampling(**{name: values.pop(name) for name in _SAMPLING}),
+        **values,
+        prompt_token_ids=ragged(row["prompt_token_ids"]).values,
+        token_ids=ragged(row["token_ids"]).values,
+        logprobs=ragged(row["logprobs"]).values,
+        mask_ids=mask.values,
+        mask_offsets=mask.offsets,
+        support_logprobs=nested_ragged(row["support_logprobs"]).values if stored else None,
+    )

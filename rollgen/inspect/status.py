@@ -1,0 +1,281 @@
+"""How a run stands: `run_status(directory)`, of a live run or of one that ended. Looks, and changes nothing.
+
+Stored samples are the rows that the journal says were committed, so that a hundred thousand shards cost a listing and a
+read of their lines. Opened are only shards without a line (a commit that is being made, or a crash just before the
+line): they count when they can be read. A journalled shard that is gone does not count, because `--resume` makes its
+samples again. Keys are read only where some are needed: to see which failed samples were stored after all.
+
+Rates come from the modification times of committed shards, and only as long as the manifest's own time agrees with
+what it says: in a copy of a directory they mean nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from rollgen.errors import DatasetError
+from rollgen.format.commit import list_shards, live_writers, parse_shard_name, read_journal
+from rollgen.format.failures import read_failures
+from rollgen.format.manifest import read_manifest
+from rollgen.format.reader import StoredShard, open_shard, read_columns
+from rollgen.format.schema import MANIFEST_FILE, PLAN_FILE, QUARANTINE_DIR
+from rollgen.inspect.find import stored_rows
+from rollgen.prompts.plan import Plan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from rollgen.format.commit import Journal, JournalLine
+    from rollgen.format.manifest import Manifest
+
+State = Literal["starting", "running", "stopped", "complete"]
+"""Starting: planned, or loading a model, before there is a manifest. Running: a writer is alive. Complete: nothing is
+owed and nobody writes. Stopped: something may be owed, and nobody writes."""
+
+RECENT_COMMITS: Final = 10
+"""Of each writer, over which its rate is measured."""
+_CLOCK_SECONDS: Final = 60.0
+"""By which the manifest's modification time may differ from the start that it records."""
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What one shard holds."""
+
+    path: Path
+    writer: str
+    sequence: int
+    rows: int
+    tokens: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class WriterStatus:
+    """One writer of the run."""
+
+    name: str
+    alive: bool
+    shards: int
+    samples: int
+    tokens: int
+    """Generated ones."""
+    bytes: int
+    last_commit: str | None
+    """UTC, ISO 8601; None before the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatus:
+    """Everything `rollgen status` shows. Samples, unless something else is said."""
+
+    state: State
+    writers: tuple[WriterStatus, ...]
+    planned: int | None = None
+    """Those of skipped rows included; None without a plan, like the next two."""
+    skipped: int | None = None
+    """Of bad input rows, which are not made."""
+    owed: int | None = None
+    """Planned or to be made again, not skipped, and not stored."""
+    retries: int = 0
+    """To be made again, as a later generation, on top of the planned ones."""
+    stored: int = 0
+    """Rows: a sample that was made again counts again."""
+    failed: int = 0
+    """With a failure line and not stored."""
+    failed_by_stage: dict[str, int] = field(default_factory=dict)
+    tokens: int = 0
+    bytes: int = 0
+    quarantined: tuple[str, ...] = ()
+    """Shards that were set aside as damaged."""
+    lost: tuple[str, ...] = ()
+    """Shards that are missing, or cannot be read: not counted, `--resume` makes their samples again."""
+    attempts: int = 0
+    started_at: str | None = None
+    """The last attempt's start."""
+    tokens_per_second: float | None = None
+    """At the last commits of the last attempt; None when there are none to measure by."""
+    seconds_left: float | None = None
+    """Of a live run, at that rate and at the mean length of the stored samples."""
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-able, names as here."""
+        return asdict(self)
+
+
+def run_status(directory: Path) -> RunStatus:
+    """Look at the run in `directory`. Raises DatasetError when it holds none, or its own records are damaged."""
+    alive = frozenset(live_writers(directory))
+    if alive and not (directory / MANIFEST_FILE).exists():
+        return RunStatus("starting", _writers((), alive))
+    journal = read_journal(directory)  # before the listing: a run may commit in between
+    paths = list_shards(directory)
+    manifest = read_manifest(directory)
+    committed, lost = _committed(directory, paths, journal, manifest)
+    plan = Plan(directory / PLAN_FILE) if (directory / PLAN_FILE).exists() else None
+    stored, tokens = sum(shard.rows for shard in committed), sum(shard.tokens for shard in committed)
+    retries = sum(retry.samples for retry in manifest.retries)
+    owed = None if plan is None else owed_of(plan, stored, retries=retries)
+    rate = _tokens_per_second(directory, manifest, committed, alive)
+    failed = _failed(directory, committed, manifest) if owed != 0 else Counter()
+    left = owed * tokens / stored / rate if alive and owed is not None and stored and rate else None
+    return RunStatus(
+        state="running" if alive else "complete" if owed == 0 else "stopped",
+        writers=_writers(committed, alive),
+        planned=None if plan is None else plan.samples,
+        skipped=None if plan is None else _skipped(plan),
+        owed=owed,
+        retries=retries,
+        stored=stored,
+        failed=failed.total(),
+        failed_by_stage=dict(failed.most_common()),
+        tokens=tokens,
+        bytes=sum(shard.bytes for shard in committed),
+        quarantined=tuple(sorted(path.name for path in (directory / QUARANTINE_DIR).glob("part-*.parquet"))),
+        lost=lost,
+        attempts=len(manifest.attempts),
+        started_at=manifest.attempts[-1].started_at if manifest.attempts else None,
+        tokens_per_second=rate,
+        seconds_left=left,
+    )
+
+
+def owed_of(plan: Plan, done: int, *, retries: int = 0) -> int:
+    """Samples of usable rows, and `retries` on top of them, less the `done` ones."""
+    return plan.samples - _skipped(plan) + retries - done
+
+
+def _skipped(plan: Plan) -> int:
+    return int(plan.n[plan.tombstone].sum())
+
+
+def _committed(
+    directory: Path, paths: Sequence[Path], journal: Journal, manifest: Manifest
+) -> tuple[list[Committed], tuple[str, ...]]:
+    """Shards that count, and the names of those that should and cannot."""
+    in_place = {path.name: path for path in paths if path.name not in journal.retired}
+    lost = [name for name in journal.committed if name not in in_place]
+    committed = []
+    for name, path in in_place.items():
+        line = journal.committed.get(name)
+        shard = _from_footer(path, manifest.config_digest) if line is None else _from_line(path, line)
+        if shard is None:
+            lost.append(name)
+        else:
+            committed.append(shard)
+    return committed, tuple(sorted(lost))
+
+
+def _from_line(path: Path, line: JournalLine) -> Committed:
+    return Committed(path, *_place(path), line.rows, line.tokens, line.bytes)
+
+
+def _from_footer(path: Path, config_digest: str) -> Committed | None:
+    """A shard whose line is not written (yet); None when it cannot be read."""
+    try:
+        with open_shard(path, config_digest=config_digest) as shard:
+            lengths = read_columns(shard, ["response_length"])["response_length"].to_numpy()
+    except DatasetError:
+        return None
+    return Committed(path, *_place(path), len(lengths), int(lengths.sum()), path.stat().st_size)
+
+
+def _place(path: Path) -> tuple[str, int]:
+    place = parse_shard_name(path.name)
+    assert place is not None  # `list_shards` lists no other names
+    return place
+
+
+def _writers(committed: Iterable[Committed], alive: frozenset[str]) -> tuple[WriterStatus, ...]:
+    shards = _by_writer(committed)
+    return tuple(_writer(name, shards[name], alive=name in alive) for name in sorted(shards.keys() | alive))
+
+
+def _by_writer(committed: Iterable[Committed]) -> defaultdict[str, list[Committed]]:
+    shards = defaultdict(list)
+    for shard in committed:
+        shards[shard.writer].append(shard)
+    return shards
+
+
+def _writer(name: str, shards: Sequence[Committed], *, alive: bool) -> WriterStatus:
+    last = max(shards, key=lambda shard: shard.sequence, default=None)
+    return WriterStatus(
+        name=name,
+        alive=alive,
+        shards=len(shards),
+        samples=sum(shard.rows for shard in shards),
+        tokens=sum(shard.tokens for shard in shards),
+        bytes=sum(shard.bytes for shard in shards),
+        last_commit=None if last is None else _iso_time(last.path.stat().st_mtime),
+    )
+
+
+def _iso_time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+
+
+def _failed(directory: Path, committed: Iterable[Committed], manifest: Manifest) -> Counter[str]:
+    """Failed samples that are not stored, by stage. Tombstones are counted by the plan."""
+    stage, index = {}, {}
+    for failure in read_failures(directory):
+        if failure.stage != "input":
+            stage[failure.prompt_id, failure.sample_index] = failure.stage
+            index[failure.prompt_id] = failure.prompt_index
+    for shard in committed if stage else ():
+        for key in _stored_of(StoredShard(shard.path, None, manifest.config_digest), index):
+            stage.pop(key, None)
+    return Counter(stage.values())
+
+
+def _stored_of(shard: StoredShard, index: dict[str, int]) -> list[tuple[str, int]]:
+    """Keys that a shard holds of these prompts; none of a damaged one, because its samples are owed again."""
+    try:
+        return [(row.prompt_id, row.sample_index) for row in stored_rows([shard], index.keys(), index.values())]
+    except DatasetError:
+        return []
+
+
+def _tokens_per_second(
+    directory: Path, manifest: Manifest, committed: Iterable[Committed], alive: frozenset[str]
+) -> float | None:
+    """Of the last attempt at its last commits: of the writers that are alive, or else of all that took part."""
+    started = _last_start(directory, manifest)
+    if started is None:
+        return None
+    shards = _by_writer(committed)
+    return sum(_rate(shards[name], started) for name in (alive or shards)) or None
+
+
+def _last_start(directory: Path, manifest: Manifest) -> float | None:
+    """When the last attempt started; None when file times do not agree with it."""
+    if not manifest.attempts:
+        return None
+    path = directory / MANIFEST_FILE
+    try:
+        started = datetime.fromisoformat(manifest.attempts[-1].started_at).timestamp()
+    except ValueError:
+        raise DatasetError(f"{path}: started_at of the last attempt is not an ISO 8601 time") from None
+    written = path.stat().st_mtime
+    return started if abs(written - started) <= _CLOCK_SECONDS else None
+
+
+def _rate(shards: Iterable[Committed], started: float) -> float:
+    """Tokens a second of one writer over its last commits since `started`; 0 without any.
+
+    The time of a commit is that since the one before it, or since the start.
+    """
+    recent: list[tuple[float, int]] = []
+    for shard in sorted(shards, key=lambda shard: -shard.sequence)[: RECENT_COMMITS + 1]:
+        time = shard.path.stat().st_mtime
+        if time <= started:
+            break
+        recent.append((time, shard.tokens))
+    begin = started if len(recent) <= RECENT_COMMITS else recent.pop()[0]
+    if not recent or recent[0][0] <= begin:
+        return 0.0
+    return sum(tokens for _, tokens in recent) / (recent[0][0] - begin)

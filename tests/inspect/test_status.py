@@ -1,0 +1,293 @@
+"""How a run stands, live or not, from its own records."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import unicodedata
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from rollgen.errors import DatasetError
+from rollgen.format.commit import JournalLine, WriterSlot, list_shards, quarantine
+from rollgen.format.failures import FailureLog
+from rollgen.format.manifest import read_manifest
+from rollgen.format.schema import JOURNAL_DIR, MANIFEST_FILE, PLAN_FILE
+from rollgen.inspect.status import RunStatus, owed_of, run_status
+from rollgen.inspect.status_view import render_status
+from rollgen.prompts.plan import Plan
+
+STARTED = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC).timestamp()
+"""Of the last attempt in the manifest of these datasets."""
+
+
+def set_times(directory: Path, commits: list[float], *, manifest: float = 0.0) -> None:
+    """Set when the manifest and each shard were written, in seconds since the attempt's start."""
+    os.utime(directory / MANIFEST_FILE, (STARTED + manifest,) * 2)
+    for path, seconds in zip(list_shards(directory), commits, strict=True):
+        os.utime(path, (STARTED + seconds,) * 2)
+
+
+def snapshot(directory: Path) -> dict[str, tuple[bytes, int]]:
+    """Content and modification time of every file."""
+    files = [path for path in directory.rglob("*") if path.is_file()]
+    return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+
+
+def test_a_run_that_stopped(make_dataset: Callable[..., Any]) -> None:
+    """12 prompts of 4 samples and a skipped row of 5 are planned, 3 samples of each prompt are stored."""
+    directory, completions = make_dataset(0)
+    before = snapshot(directory)
+    status = run_status(directory)
+    assert (status.state, status.planned, status.skipped, status.stored) == ("stopped", 53, 5, 36)
+    assert (status.owed, status.failed, status.retries) == (12, 0, 0)  # 53 - 5 - 36
+    assert status.tokens == sum(len(completion.token_ids) for completion in completions)
+    assert status.bytes == sum(path.stat().st_size for path in list_shards(directory))
+    assert (status.attempts, status.started_at) == (1, "2026-01-02T03:04:05+00:00")
+    (writer,) = status.writers
+    assert (writer.name, writer.alive, writer.shards, writer.samples) == ("w0", False, 3, 36)
+    assert (writer.tokens, writer.bytes) == (status.tokens, status.bytes)
+    assert snapshot(directory) == before
+
+
+def test_a_live_run(make_dataset: Callable[..., Any]) -> None:
+    """A writer whose lock is held is alive; looking does not take its lock away."""
+    directory, _ = make_dataset(0)
+    with WriterSlot(directory, "w0"):
+        status = run_status(directory)
+        assert (status.state, [writer.alive for writer in status.writers]) == ("running", [True])
+        assert run_status(directory).state == "running"
+    assert run_status(directory).state == "stopped"
+
+
+def test_before_the_manifest(tmp_path: Path) -> None:
+    """A run that checks prompts or loads its model has a lock and nothing else."""
+    with WriterSlot(tmp_path, "w0"):
+        status = run_status(tmp_path)
+    assert (status.state, status.planned, status.owed, status.stored) == ("starting", None, None, 0)
+    assert [(writer.name, writer.alive, writer.last_commit) for writer in status.writers] == [("w0", True, None)]
+    with pytest.raises(DatasetError, match=r"rollgen\.json: not found"):
+        run_status(tmp_path)
+
+
+def test_before_the_first_commit(empty_dataset: Path) -> None:
+    """Everything is owed, nobody has written, and no rate is made up."""
+    status = run_status(empty_dataset)
+    assert (status.state, status.planned, status.owed, status.stored) == ("stopped", 12 * 2 + 5, 24, 0)
+    assert (status.writers, status.tokens_per_second, status.seconds_left) == ((), None, None)
+
+
+def test_without_a_plan(make_dataset: Callable[..., Any]) -> None:
+    """What was planned is unknown, not zero."""
+    directory, _ = make_dataset(0)
+    (directory / PLAN_FILE).unlink()
+    status = run_status(directory)
+    assert (status.planned, status.skipped, status.owed, status.stored) == (None, None, None, 36)
+    assert status.state == "stopped"
+
+
+def test_complete(make_dataset: Callable[..., Any], make_completion: Callable[..., Any], commit: Any) -> None:
+    """The twelve that were owed arrive, by another writer."""
+    directory, _ = make_dataset(0)
+    commit(directory, [make_completion(index, 3) for index in range(12)], "w1")
+    status = run_status(directory)
+    assert (status.state, status.owed, status.stored) == ("complete", 0, 48)
+    assert [(writer.name, writer.shards, writer.samples) for writer in status.writers] == [("w0", 3, 36), ("w1", 1, 12)]
+
+
+def test_failures(make_dataset: Callable[..., Any], make_completion: Callable[..., Any], commit: Any) -> None:
+    """Failed are samples with a failure line that are not stored; the latest stage counts, skipped rows do not."""
+    directory, _ = make_dataset(0)
+    log = FailureLog(directory, "w0")
+    log.record("p0", 0, 0, "engine", "stored after all")
+    log.record("p0", 0, 3, "engine", "first")
+    log.record("p0", 0, 3, "capture", "then")
+    log.record("p7", 7, 3, "engine", "once")
+    log.record("bad", 12, 0, "input", "a skipped row")
+    status = run_status(directory)
+    assert (status.failed, status.failed_by_stage) == (2, {"capture": 1, "engine": 1})
+    commit(directory, [make_completion(7, 3)])
+    assert run_status(directory).failed_by_stage == {"capture": 1}
+
+
+def test_failures_beside_a_damaged_shard(make_dataset: Callable[..., Any]) -> None:
+    """What cannot be read is made again, so that its failed samples count; looking goes on."""
+    directory, _ = make_dataset(0)
+    log = FailureLog(directory, "w0")
+    log.record("p0", 0, 0, "engine", "stored after all")
+    log.record("p4", 4, 0, "engine", "stored, and damaged since")
+    shard = list_shards(directory)[1]
+    content = bytearray(shard.read_bytes())
+    content[60] ^= 1  # in the first page of the first column: prompt_id
+    shard.write_bytes(content)
+    assert run_status(directory).failed == 1
+
+
+def test_retries_are_owed_too(make_again: Callable[..., Any]) -> None:
+    """Two samples were to be made again, one was: 53 - 5 + 2 - 37 are owed."""
+    status = run_status(make_again().directory)
+    assert (status.retries, status.stored, status.owed) == (2, 37, 13)
+
+
+def test_owed_of(make_dataset: Callable[..., Any]) -> None:
+    """53 planned, 5 of them skipped."""
+    plan = Plan(make_dataset(0).directory / PLAN_FILE)
+    assert (owed_of(plan, 0), owed_of(plan, 40), owed_of(plan, 40, retries=3)) == (48, 8, 11)
+
+
+def test_a_shard_without_its_line(make_dataset: Callable[..., Any]) -> None:
+    """A commit just before its journal line counts as soon as it can be read, and is lost if it cannot."""
+    directory, _ = make_dataset(0)
+    whole = run_status(directory)
+    journal = directory / JOURNAL_DIR / "w0.jsonl"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join(lines[:-1]))
+    status = run_status(directory)
+    assert (status.stored, status.tokens, status.bytes) == (whole.stored, whole.tokens, whole.bytes)
+    list_shards(directory)[-1].write_bytes(b"PAR1")
+    status = run_status(directory)
+    assert (status.stored, status.owed, status.lost) == (24, 24, ("part-w0-000002.parquet",))
+
+
+def test_shards_that_are_gone(make_dataset: Callable[..., Any]) -> None:
+    """A missing one is lost, a quarantined one set aside; neither counts, as `--resume` makes their samples again."""
+    directory, _ = make_dataset(0)
+    first, second, _ = list_shards(directory)
+    first.unlink()
+    with WriterSlot(directory, "w0") as slot:
+        line = json.loads((directory / JOURNAL_DIR / "w0.jsonl").read_text().splitlines()[1])
+        slot.retire(JournalLine(**line))
+        quarantine(directory, second)
+    status = run_status(directory)
+    assert (status.lost, status.quarantined) == ((first.name,), (second.name,))
+    assert (status.stored, status.owed) == (12, 36)
+
+
+def test_rate_and_time_left(make_dataset: Callable[..., Any]) -> None:
+    """Three commits 10, 30 and 50 seconds after the start: all tokens in 50 seconds. A third of 36 samples is left."""
+    directory, completions = make_dataset(0)
+    set_times(directory, [10, 30, 50])
+    tokens = sum(len(completion.token_ids) for completion in completions)
+    stopped = run_status(directory)
+    assert stopped.tokens_per_second == pytest.approx(tokens / 50)
+    assert stopped.seconds_left is None  # nobody is writing
+    with WriterSlot(directory, "w0"):
+        assert run_status(directory).seconds_left == pytest.approx(50 / 3)  # 12 owed of 36 stored in 50 s
+    assert stopped.writers[0].last_commit == "2026-01-02T03:04:55+00:00"
+
+
+def test_rate_is_of_the_last_attempt(make_dataset: Callable[..., Any]) -> None:
+    """Shards of earlier attempts are not counted: the third was made in 20 seconds."""
+    directory, completions = make_dataset(0)
+    set_times(directory, [-9000, -8000, 20])
+    tokens = sum(len(completion.token_ids) for completion in completions[24:])
+    assert run_status(directory).tokens_per_second == pytest.approx(tokens / 20)
+
+
+def test_rate_is_of_the_last_commits(make_dataset: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With two commits looked at: the tokens of the last two, in the time since the first."""
+    monkeypatch.setattr("rollgen.inspect.status.RECENT_COMMITS", 2)
+    directory, completions = make_dataset(0)
+    set_times(directory, [100, 110, 130])
+    tokens = sum(len(completion.token_ids) for completion in completions[12:])
+    assert run_status(directory).tokens_per_second == pytest.approx(tokens / 30)
+
+
+@pytest.mark.parametrize(
+    ("commits", "manifest"),
+    [([-3, -2, -1], 0.0), ([0, 0, 0], 0.0), ([10, 30, 50], 3600.0)],
+    ids=["no commit yet", "no time has passed", "a copy"],
+)
+def test_no_rate_where_there_is_none(make_dataset: Callable[..., Any], commits: list[float], manifest: float) -> None:
+    """None, rather than a number that was not measured: a copied directory has the times of the copy."""
+    directory, _ = make_dataset(0)
+    set_times(directory, commits, manifest=manifest)
+    with WriterSlot(directory, "w0"):
+        status = run_status(directory)
+    assert (status.tokens_per_second, status.seconds_left) == (None, None)
+
+
+def test_json(make_dataset: Callable[..., Any]) -> None:
+    """Plain finite values, names of the class."""
+    status = run_status(make_dataset(0).directory)
+    shown = json.loads(json.dumps(status.to_json(), allow_nan=False))
+    assert shown.keys() == set(RunStatus.__slots__)
+    assert shown["writers"][0]["name"] == "w0"
+
+
+def shown(status: RunStatus, name: str = "data", width: int = 100) -> str:
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    render_status(name, status, console)
+    return console.file.getvalue()
+
+
+def test_view(make_dataset: Callable[..., Any]) -> None:
+    """What there is, what is missing, who is at it."""
+    directory, _ = make_dataset(0)
+    set_times(directory, [10, 30, 50])
+    with WriterSlot(directory, "w0"):
+        status = replace(
+            run_status(directory), failed=1, failed_by_stage={"engine": 1}, lost=("a", "b", "c", "d"), retries=2
+        )
+    output = shown(status, width=120)
+    for text in (
+        "data · running",
+        "36 of 50 samples (72.0%) · 2 of them made again",
+        "1, owed again · engine 1",
+        "5 of bad input rows",
+        "2026-01-02T03:04:05+00:00 · attempt 1",
+        "tokens/s at the last commits",
+        "about 0:00:17",
+        "4 shards missing or not readable: --resume makes their samples again · a · b · c · and 1 more",
+        "w0      yes         3       36",
+        "2026-01-02T03:04:55+00:00",
+    ):
+        assert text in output
+
+
+def test_view_of_almost_nothing(tmp_path: Path, empty_dataset: Path, make_dataset: Callable[..., Any]) -> None:
+    """Before the manifest, before the first commit, without a plan."""
+    with WriterSlot(tmp_path / "new", "w0"):
+        assert "none yet" in shown(run_status(tmp_path / "new"))
+    assert "0 of 24 samples (0.0%)" in shown(run_status(empty_dataset))
+    directory, _ = make_dataset(0)
+    (directory / PLAN_FILE).unlink()
+    assert "36 samples · no plan: nothing is owed" in shown(run_status(directory))
+
+
+def test_view_is_inert(make_dataset: Callable[..., Any]) -> None:
+    """Names and times come from files."""
+    hostile = "\x1b[2J\u202e[red]x[/red]"
+    status = run_status(make_dataset(0).directory)
+    writer = replace(status.writers[0], name=hostile)
+    names = {"lost": (hostile,), "quarantined": (hostile,), "started_at": hostile, "failed_by_stage": {hostile: 1}}
+    status = replace(status, writers=(writer,), failed=1, **names)
+    output = shown(status, hostile, width=300)
+    assert {c for c in output if unicodedata.category(c) in {"Cc", "Cf"}} == {"\n"}
+    assert output.count("[red]x[/red]") == 6
+
+
+def test_many_writers_are_bounded(make_dataset: Callable[..., Any]) -> None:
+    """Fifty rows, the living first, and how many more there are."""
+    status = run_status(make_dataset(0).directory)
+    writers = tuple(replace(status.writers[0], name=f"w{index}", alive=index == 59) for index in range(60))
+    output = shown(replace(status, writers=writers))
+    assert "and 10 more" in output
+    assert [line.split()[:2] for line in output.splitlines() if line.startswith("w59")] == [["w59", "yes"]]
+    assert "w55 " not in output
+
+
+def test_without_attempts(make_dataset: Callable[..., Any]) -> None:
+    """A manifest that records none has no start to measure from."""
+    directory, _ = make_dataset(0)
+    manifest = read_manifest(directory).model_copy(update={"attempts": []})
+    (directory / MANIFEST_FILE).write_text(json.dumps(manifest.model_dump()))
+    status = run_status(directory)
+    assert (status.attempts, status.started_at, status.tokens_per_second) == (0, None, None)
