@@ -153,6 +153,16 @@ class RunConfig(BaseModel):
         {}, description="Further vLLM engine argument, KEY=VALUE with a JSON value (repeatable)."
     )
 
+    max_restarts: Annotated[int, Key("operational", panel="Engine")] = Field(
+        5, ge=0, description="Restarts at most of an engine that dies or stalls; what it had in flight is asked again."
+    )
+    stall_timeout: Annotated[float, Key("operational", panel="Engine")] = Field(
+        600.0, gt=0, description="Seconds without a token after which the engine counts as stalled."
+    )
+    max_failures: Annotated[int | None, Key("operational")] = Field(
+        None, ge=0, description="Stop when more samples fail than this. Default: 1 % of those owed, at least 20."
+    )
+
     commit_interval: Annotated[float, Key("operational", panel="Output")] = Field(
         60.0, gt=0, description="Seconds between commits: what a crash costs at most."
     )
@@ -241,8 +251,22 @@ def load_config(command_line: dict[str, Any], config_file: Path | None = None) -
     for source, values in sources:
         merged |= values
         origin |= dict.fromkeys(values, source)
+    return make_config(merged, origin)
+
+
+def as_config(config: RunConfig | None, settings: dict[str, Any]) -> RunConfig:
+    """A configuration that is given whole or by its fields. Raises UsageError for both, and for wrong fields."""
+    if config is None:
+        return make_config(settings, dict.fromkeys(settings, "settings"))
+    if settings:
+        raise UsageError(f"{', '.join(settings)}: give a config or single settings, not both; see RunConfig.model_copy")
+    return config
+
+
+def make_config(values: dict[str, Any], origin: dict[str, str]) -> RunConfig:
+    """Check `values`. Raises UsageError naming each wrong key and where it is from: `origin`, else the command line."""
     try:
-        return RunConfig.model_validate(merged)
+        return RunConfig.model_validate(values)
     except ValidationError as error:
         raise UsageError(_explain(error, origin)) from None
 

@@ -4,8 +4,11 @@
     ├── UsageError              exit 2   a flag, a config key or an input row is wrong; raised before a model loads
     ├── ResumeRefused           exit 4   the directory holds a run that this command would not continue, or a live one
     ├── DatasetError            exit 1   a dataset directory or file is damaged, missing or not rollgen's
-    ├── EngineError             exit 1   the inference engine could not start, or died
-    └── CaptureError            exit 1   one completion came back without an exact, complete support
+    ├── EngineError             exit 1   the inference engine could not start, died or stalled
+    │   └── UnfitEngine         exit 1   it runs but cannot give what was asked for: starting it again would not help
+    ├── CaptureError            exit 1   one completion came back without an exact, complete support
+    │   └── IncompleteSupport   exit 1   a tie may reach past the logprobs returned: ask again for more of them
+    └── TooManyFailures         exit 1   more samples failed than the run was told to accept
 
 A run that finishes but leaves samples unmade exits 3, an interrupted one 130 (SIGINT) or 143 (SIGTERM): these are
 outcomes, not errors. The message is one line: what is wrong, where (FILE:LINE when there is one) and what to do.
@@ -43,8 +46,20 @@ class EngineError(RollgenError):
     """The engine could not start, or died. What was finished is committed; the rest is owed to `--resume`."""
 
 
+class UnfitEngine(EngineError):
+    """The engine answers, but as it was started no answer can hold what is asked for. Restarting it changes nothing."""
+
+
 class CaptureError(RollgenError):
     """A completion lacks an exact support for some token. It is recorded as a failure and never stored."""
+
+
+class IncompleteSupport(CaptureError):
+    """No excluded id was among the logprobs of some token: ask for the same sample (same seed) with more of them."""
+
+
+class TooManyFailures(RollgenError):
+    """More samples failed than `max_failures` accepts. What was finished is committed."""
 
 
 EXIT_CODES_HELP = (

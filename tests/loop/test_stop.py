@@ -15,7 +15,7 @@ INTERRUPTED = """
 import asyncio, sys
 from pathlib import Path
 from models.fake_engine import FakeEngine
-from rollgen.loop import Interrupted
+from rollgen.loop.stop import Interrupted
 from models.runs import Runs
 
 finished = 0
@@ -46,7 +46,7 @@ def start_interrupted(runs: Runs, manner: str) -> subprocess.Popen[str]:
     """A process that has finished five samples and waits for the sixth."""
     command = [sys.executable, "-c", INTERRUPTED, str(runs.out.parent), str(runs.model), manner]
     process = subprocess.Popen(
-        command, cwd=Path(__file__).parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command, cwd=Path(__file__).parents[1], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"

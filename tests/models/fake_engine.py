@@ -46,6 +46,10 @@ class FakeEngine:
         self.dtype = dtype
         self.window = window
         self.resampled = 0
+        self.tokens = 0
+        self.notes: tuple[str, ...] = ()
+        self.started = 0
+        """How often `start` was called."""
         self.asked: list[Key] = []
         """Every request, in order of arrival."""
         self.most_in_flight = 0
@@ -59,6 +63,7 @@ class FakeEngine:
     async def start(self) -> None:
         """Nothing to load."""
         await asyncio.sleep(0)
+        self.started += 1
         if self._start_error is not None:
             raise self._start_error
 
@@ -73,6 +78,7 @@ class FakeEngine:
         finally:
             self._in_flight -= 1
         completion = fake_completion(request)
+        self.tokens += len(completion.token_ids)
         if key in self._broken:
             return replace(completion, token_ids=(completion.token_ids + 2) % VOCAB_SIZE)
         return completion
@@ -101,6 +107,7 @@ def fake_completion(request: SampleRequest) -> Completion:
         finish_reason="length" if tokens == 5 else "stop",
         sampling=prompt.sampling,
         seed=request.seed,
+        generation=request.generation,
         text=f"{tokens} tokens",
         prompt=prompt.prompt,
         metadata=prompt.metadata,

@@ -1,4 +1,4 @@
-"""Whole runs of `rollgen.loop.generate` with a fake engine, told apart from the command line only by that."""
+"""Whole runs of `rollgen.loop.run.generate` with a fake engine, told apart from the command line only by that."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from models.fake_engine import FakeEngine, Key
 
 from rollgen.config import RunConfig
 from rollgen.format.commit import list_shards
-from rollgen.loop import Reporter, RunStats, generate
+from rollgen.loop.report import Reporter, RunStats
+from rollgen.loop.run import generate
 from rollgen.preflight import Preflight
 
 
@@ -63,6 +64,7 @@ class Runs:
         *,
         resume: bool = False,
         clean: bool = False,
+        retry: str | None = None,
         reporter: Reporter | None = None,
         **settings: Any,
     ) -> RunStats:
@@ -78,6 +80,7 @@ class Runs:
             make_engine=lambda preflight: self.engine,
             resume=resume,
             clean=clean,
+            retry=retry,
         )
 
     def stored(self) -> list[Key]:

@@ -1,0 +1,62 @@
+"""SIGINT and SIGTERM: the work is cancelled, what is finished is committed, and the run ends as `Interrupted`."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Coroutine
+from typing import Any
+
+from rollgen.errors import EngineError, RollgenError
+
+SIGNAL_GRACE_SECONDS = 1.0
+"""A terminal's Ctrl-C reaches the engine process too, which may die before our own signal is seen."""
+
+
+class Interrupted(RollgenError):
+    """SIGINT or SIGTERM arrived; what was finished is committed."""
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__(f"interrupted by {signal.Signals(signal_number).name}; finished samples are committed")
+        self.signal_number = signal_number
+
+
+class Stop:
+    """Turns the first SIGINT or SIGTERM into a flag; a second one ends the process at once.
+
+    Python delivers signals to the main thread only: a run in another thread is left to the program around it.
+    """
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+        self.signal_number = 0
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                asyncio.get_running_loop().add_signal_handler(number, self._arrived, number)
+
+    def _arrived(self, number: int) -> None:
+        if self.signal_number:
+            for child in multiprocessing.active_children():
+                child.kill()
+            os._exit(128 + number)
+        self.signal_number = number
+        self._event.set()
+
+    async def guard(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` until it ends, or cancel it when a signal arrives. Raises Interrupted then."""
+        task = asyncio.ensure_future(work)
+        stopped = asyncio.ensure_future(self._event.wait())
+        try:
+            await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done() and isinstance(task.exception(), EngineError):
+                await asyncio.wait({stopped}, timeout=SIGNAL_GRACE_SECONDS)
+            if self.signal_number:
+                task.cancel()
+                await asyncio.wait({task})
+                raise Interrupted(self.signal_number)
+            task.result()
+        finally:
+            stopped.cancel()

@@ -1,0 +1,65 @@
+"""The log file of an attempt."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from models.fake_engine import FakeEngine
+from models.runs import Runs
+
+from rollgen.errors import EngineError, UsageError
+from rollgen.loop.log import clean
+
+LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ \S.*")
+
+
+def logs(out: Path) -> list[list[str]]:
+    """The lines of all logs, oldest first."""
+    return [path.read_text().splitlines() for path in sorted((out / "logs").glob("*-w0.log"))]
+
+
+def test_an_attempt_leaves_a_log(runs: Runs) -> None:
+    """Phases, the engine, the totals, the end: a line each, with its time."""
+    runs()
+    [lines] = logs(runs.out)
+    assert all(LINE.fullmatch(line) for line in lines)
+    text = "\n".join(line.split(" ", 1)[1] for line in lines)
+    assert text.startswith("phase: check\nphase: load\n")
+    assert "fake 1 on cpu, tiny, logprobs" in text
+    assert re.search(r"stored 10 of 10, this attempt 10 \(\d+ tokens in \d+ s\), failed 0, restarts 0\nended$", text)
+
+
+def test_an_error_is_its_last_line(runs: Runs) -> None:
+    """Whatever ended the attempt."""
+
+    async def dies(request: object) -> None:
+        raise EngineError("out of memory\nin many lines")
+
+    with pytest.raises(EngineError):
+        runs(FakeEngine(before=dies), max_restarts=0)
+    [lines] = logs(runs.out)
+    assert r" ended: EngineError: out of memory\nin many lines; finished samples" in lines[-1]
+
+
+def test_a_refused_start_leaves_none(runs: Runs) -> None:
+    """Nothing is left behind at all."""
+    with pytest.raises(UsageError):
+        runs(prompt_column="nowhere")
+    assert not runs.out.exists()
+
+
+@pytest.mark.parametrize(
+    ("message", "logged"),
+    [
+        ("/home/me/out/data/part-w0-000001.parquet: damaged", "part-w0-000001.parquet: damaged"),
+        ("a/b/c.jsonl:3: no prompt", "a/b/c.jsonl:3: no prompt"),
+        ("see https://host/a/b and '/etc/secret/key'", "see https://host/a/b and 'key'"),
+        ("two\nlines, \x1b[31mred", "two\\nlines, \\x1b[31mred"),
+        ("12 tokens/s, 3/4 done", "12 tokens/s, 3/4 done"),
+    ],
+)
+def test_lines_are_single_and_travel(message: str, logged: str) -> None:
+    """No absolute path, no control character."""
+    assert clean(message) == logged
