@@ -2,6 +2,8 @@
 # make test    the test suite, with real vLLM in it
 # make check   ruff, mypy --strict, import-linter
 # make bench   benchmarks (tests/benchmarks)
+# make native-gpu   on a CUDA device with vLLM: proof that its sampling masks are exact, and their speed (tests/native);
+#              PYTHON=... is the environment (default: .venv), MODEL=... the model (default: embedded, or a tiny one)
 
 PYTHON ?= python3
 VENV := .venv
@@ -14,7 +16,7 @@ export VLLM_LOGGING_LEVEL ?= ERROR
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: venv model demo test check format bench clean
+.PHONY: venv model demo test check format bench native-gpu clean
 
 venv: $(VENV)/.made
 
@@ -54,6 +56,12 @@ format: venv
 
 bench: venv
 	$(BIN)/python -m tests.benchmarks
+
+# A CUDA environment is not made here: what is given, else .venv.
+native-gpu: export HF_HUB_OFFLINE := 0
+native-gpu:
+	$(if $(filter-out file,$(origin PYTHON)),$(PYTHON),$(or $(wildcard $(BIN)/python),$(PYTHON))) -m tests.native \
+		$(if $(filter-out file,$(origin MODEL)),--model "$(MODEL)")
 
 clean:
 	rm -rf $(VENV) .cache demo-rollouts

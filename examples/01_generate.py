@@ -8,12 +8,10 @@ The same as `rollgen generate`. vLLM starts child processes by spawning, so a sc
 from __future__ import annotations
 
 import argparse
+import logging
 from pathlib import Path
 
 import rollgen
-from rollgen.cli.progress import ConsoleReporter
-from rollgen.config import RunConfig
-from rollgen.loop import generate
 
 
 def main() -> None:
@@ -23,9 +21,10 @@ def main() -> None:
     parser.add_argument("--model", help="default: the embedded demo model")
     args = parser.parse_args()
 
-    config = RunConfig(model=args.model, n=2, max_tokens=48, temperature=0.8, top_k=50, top_p=0.9)
-    with ConsoleReporter("auto") as reporter:
-        stats = generate([args.prompts], config, args.out, reporter=reporter, resume=True)
+    logging.basicConfig(format="%(name)s: %(message)s")
+    logging.getLogger("rollgen").setLevel(logging.INFO)
+    settings = {"model": args.model, "n": 2, "max_tokens": 48, "temperature": 0.8, "top_k": 50, "top_p": 0.9}
+    stats = rollgen.generate(args.prompts, args.out, resume=True, **settings)
     print(f"{stats.stored} samples, {stats.tokens} tokens, {stats.mean_support:.1f} ids a support")
 
     ds = rollgen.RolloutDataset(args.out)

@@ -2,6 +2,8 @@
 
 Importing it loads nothing heavy; public names are loaded when first used.
 
+    generate, RunConfig                              prompts to a dataset, with vLLM
+    RolloutWriter                                    a dataset from a generation loop of your own
     RolloutDataset, collate, Rollout, RolloutBatch   the loader (torch)
     ops                                              log-probabilities on the support (torch)
     RollgenError                                     base of all errors
@@ -16,17 +18,34 @@ from rollgen.errors import RollgenError
 
 if TYPE_CHECKING:
     from rollgen import ops
+    from rollgen.api import generate
+    from rollgen.config import RunConfig
     from rollgen.loader.batch import Rollout, RolloutBatch, collate
     from rollgen.loader.dataset import RolloutDataset
+    from rollgen.rollout_writer import RolloutWriter
 
 __version__ = "0.1.0"
-__all__ = ["RollgenError", "Rollout", "RolloutBatch", "RolloutDataset", "__version__", "collate", "ops"]
+__all__ = [
+    "RollgenError",
+    "Rollout",
+    "RolloutBatch",
+    "RolloutDataset",
+    "RolloutWriter",
+    "RunConfig",
+    "__version__",
+    "collate",
+    "generate",
+    "ops",
+]
 
 _HOME = {
     "Rollout": "rollgen.loader.batch",
     "RolloutBatch": "rollgen.loader.batch",
     "RolloutDataset": "rollgen.loader.dataset",
+    "RolloutWriter": "rollgen.rollout_writer",
+    "RunConfig": "rollgen.config",
     "collate": "rollgen.loader.batch",
+    "generate": "rollgen.api",
 }
 
 

@@ -7,23 +7,26 @@ from __future__ import annotations
 
 import shutil
 from enum import Enum
+from fnmatch import fnmatch
 from pathlib import Path
 
 from rollgen.errors import UsageError
-from rollgen.format.commit import list_shards
+from rollgen.format.commit import WriterSlot, list_shards, start_section
 from rollgen.format.schema import (
     DATA_DIR,
     FAILURES_DIR,
     JOURNAL_DIR,
+    LOGS_DIR,
     MANIFEST_FILE,
     PLAN_FILE,
     QUARANTINE_DIR,
+    RETRY_FILES,
     TOKENIZER_DIR,
 )
 
 CARD_FILE = "README.md"
 _OWN_NAMES = frozenset(
-    {MANIFEST_FILE, PLAN_FILE, DATA_DIR, JOURNAL_DIR, FAILURES_DIR, TOKENIZER_DIR, QUARANTINE_DIR, CARD_FILE}
+    {MANIFEST_FILE, PLAN_FILE, DATA_DIR, JOURNAL_DIR, FAILURES_DIR, TOKENIZER_DIR, QUARANTINE_DIR, LOGS_DIR, CARD_FILE}
 )
 
 
@@ -46,13 +49,14 @@ def inspect_directory(directory: Path) -> Holds:
     if (directory / MANIFEST_FILE).exists():
         return Holds.RUN
     names = {path.name for path in directory.iterdir()}
-    if not names:
+    journal = directory / JOURNAL_DIR
+    if not names or (names == {JOURNAL_DIR} and not any(journal.iterdir())):  # or another run is just about to begin
         return Holds.NOTHING
-    if not any((directory / JOURNAL_DIR).glob("*.lock")):  # the first file that a run makes
+    if not any(journal.glob("*.lock")):  # the first file that a run makes
         return Holds.FOREIGN
     if list_shards(directory):
         return Holds.SHARDS
-    only_ours = all(name in _OWN_NAMES or name.startswith(".tmp-") for name in names)
+    only_ours = all(name in _OWN_NAMES or fnmatch(name, RETRY_FILES) or name.startswith(".tmp-") for name in names)
     return Holds.NOTHING if only_ours and not _foreign_data(directory) else Holds.FOREIGN
 
 
@@ -79,22 +83,31 @@ def clean_directory(directory: Path) -> None:
     for name in (MANIFEST_FILE, PLAN_FILE, CARD_FILE):
         (directory / name).unlink(missing_ok=True)
     for pattern in (
+        RETRY_FILES,
         f"{DATA_DIR}/part-*.parquet",
         f"{DATA_DIR}/.tmp-*",
         f"{QUARANTINE_DIR}/part-*.parquet",
         f"{JOURNAL_DIR}/*.jsonl",
         f"{FAILURES_DIR}/*.jsonl",
         f"{TOKENIZER_DIR}/*",
+        f"{LOGS_DIR}/*.log",
     ):
         for path in directory.glob(pattern):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:
                 path.unlink()
-    for name in (QUARANTINE_DIR, FAILURES_DIR, TOKENIZER_DIR):
+    for name in (QUARANTINE_DIR, FAILURES_DIR, TOKENIZER_DIR, LOGS_DIR):
         emptied = directory / name
         if emptied.is_dir() and not any(emptied.iterdir()):
             emptied.rmdir()
+
+
+def remove_frame(slot: WriterSlot) -> None:
+    """Take the directory away again that a start made which came to nothing, unless it holds something by now."""
+    with start_section(slot.directory):
+        if inspect_directory(slot.directory) is Holds.NOTHING and not slot.others():
+            shutil.rmtree(slot.directory)
 
 
 def _foreign_data(directory: Path) -> bool:

@@ -10,19 +10,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from rollgen import __version__
 from rollgen.config import EMBEDDED_MODEL, RunConfig, digest, field_key
-from rollgen.directory import clean_directory
-from rollgen.engines.base import Engine
+from rollgen.directory import Holds, clean_directory, inspect_directory
+from rollgen.engines.base import Capture
 from rollgen.engines.replay import check_replayable, check_untruncated, identity_engine_args
 from rollgen.errors import DatasetError, ResumeRefused, UsageError
 from rollgen.format.commit import WriterSlot
+from rollgen.format.failures import FailureLog
 from rollgen.format.manifest import (
     Attempt,
+    EngineRecord,
     Manifest,
     ModelRecord,
+    PromptSource,
     check_identity,
     create_manifest,
     fsync_directory,
@@ -33,11 +36,35 @@ from rollgen.format.schema import MANIFEST_FILE, PLAN_FILE, TOKENIZER_DIR
 from rollgen.prompts.model import ModelInfo, load_model_info
 from rollgen.prompts.plan import Plan, check_growth
 from rollgen.prompts.planner import PlanSummary, write_plan
+from rollgen.prompts.sources import PromptInput
 
 _REPLACED_KEYS = frozenset(
     "model revision tokenizer trust_remote_code chat_template dtype max_model_len capture engine_arg".split()
 )
 """Identity fields of RunConfig that the identity records by content instead of by name."""
+
+
+PLANLESS = "planless"
+"""Key of the identity, true, of a dataset without a plan."""
+
+
+class SampledBy(Protocol):
+    """What the manifest says of whatever samples: an `engines.base.Engine`, or the user's own loop."""
+
+    @property
+    def record(self) -> EngineRecord:
+        """Name, version, device."""
+        ...
+
+    @property
+    def capture(self) -> Capture:
+        """How supports are read."""
+        ...
+
+    @property
+    def dtype(self) -> str:
+        """Of weights and activations, resolved: never `auto`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +83,8 @@ class Preflight:
     """The manifest of the run that is continued."""
     known_prompts: int = 0
     """Prompts that its plan has already."""
+    known_samples: int = 0
+    """Samples that its plan has already."""
 
     @property
     def capture_wanted(self) -> Literal["auto", "native", "logprobs", "none"]:
@@ -75,7 +104,7 @@ def resolve_model(config: RunConfig) -> str:
 
 
 def plan_run(
-    files: Sequence[Path],
+    files: Sequence[PromptInput],
     config: RunConfig,
     plan_path: Path,
     *,
@@ -96,7 +125,7 @@ def plan_run(
     if summary.tombstones == summary.prompts:
         raise UsageError(f"no usable prompt: every row was skipped, the first for: {summary.problems[0]}")
     preflight = Preflight(config, model, replayable, plan_path, summary, planned_at)
-    return preflight if continued is None else _continue_run(preflight, continued)
+    return preflight if continued is None else continue_run(preflight, continued)
 
 
 def _created_at(directory: Path) -> datetime:
@@ -106,9 +135,8 @@ def _created_at(directory: Path) -> datetime:
         raise DatasetError(f"{directory / MANIFEST_FILE}: created_at is not an ISO 8601 time") from None
 
 
-def identity_of(preflight: Preflight, *, capture: str, dtype: str) -> dict[str, Any]:
+def identity_of(config: RunConfig, model: ModelInfo, *, capture: str, dtype: str) -> dict[str, Any]:
     """Every key that decides the data, by content: paths may move, a checkpoint may not change."""
-    config, model = preflight.config, preflight.model
     values = config.model_dump(mode="json")
     kept = {
         name: value
@@ -126,52 +154,103 @@ def identity_of(preflight: Preflight, *, capture: str, dtype: str) -> dict[str, 
     }
 
 
-def _continue_run(preflight: Preflight, directory: Path) -> Preflight:
+def continue_run(preflight: Preflight, directory: Path) -> Preflight:
     """The preflight of a command that continues the run in `directory`. Raises ResumeRefused when it would not."""
     stored = read_manifest(directory)
+    if stored.identity.get(PLANLESS) is not None:
+        raise ResumeRefused(f"{directory}: has no plan: its prompts came one by one; open it without prompts")
     wanted = preflight.capture_wanted
     capture = stored.capture if wanted == "auto" and stored.capture != "none" else wanted
     dtype = stored.model.dtype if preflight.config.dtype == "auto" else preflight.model.dtype
-    check_identity(stored, identity_of(preflight, capture=capture, dtype=dtype))
+    check_identity(stored, identity_of(preflight.config, preflight.model, capture=capture, dtype=dtype))
     stored_plan = Plan(directory / PLAN_FILE)
     check_growth(stored_plan, Plan(preflight.plan_path))
-    return replace(preflight, stored=stored, known_prompts=stored_plan.prompts)
+    return replace(preflight, stored=stored, known_prompts=stored_plan.prompts, known_samples=stored_plan.samples)
 
 
-def check_engine(preflight: Preflight, engine: Engine) -> None:
+def check_engine(preflight: Preflight, engine: SampledBy) -> None:
     """A continued run must be sampled in the dtype it began with. Raises ResumeRefused."""
     dtype = engine.dtype if preflight.stored is None else preflight.stored.model.dtype
     if dtype != engine.dtype:
         raise ResumeRefused(f"this run was sampled in {dtype}, here dtype is {engine.dtype}; pass --dtype {dtype}")
 
 
-def establish(preflight: Preflight, engine: Engine, slot: WriterSlot) -> Manifest:
-    """Make plan, tokenizer and manifest of this run the directory's, in this order: the manifest says it is there."""
-    directory = slot.directory
+def establish(preflight: Preflight, engine: SampledBy, slot: WriterSlot) -> Manifest:
+    """Make plan, tokenizer and manifest of this run the directory's, in this order: the manifest says it is there.
+
+    Where other writers may be starting, the caller holds the start section. Raises ResumeRefused when the plan of
+    writers that are alive would change.
+    """
+    directory, config, model = slot.directory, preflight.config, preflight.model
     if preflight.stored is None:
         clean_directory(directory)  # of a run that is replaced, or of what one left that never got to start
+    elif preflight.summary.samples > preflight.known_samples and (others := slot.others()):
+        raise ResumeRefused(
+            f"{directory}: the plan cannot grow from {preflight.known_samples} to {preflight.summary.samples} samples "
+            f"while writer {next(iter(others))!r} works on it; wait for it, or stop it"
+        )
     os.replace(preflight.plan_path, directory / PLAN_FILE)
     fsync_directory(directory)
-    attempt = _attempt(preflight, engine)
+    attempt = _attempt(config, engine, preflight.summary.sources)
     if preflight.stored is not None:
-        manifest = preflight.stored.model_copy(update={"attempts": [*preflight.stored.attempts, attempt]})
-        replace_manifest(directory, manifest)
-        return manifest
-    preflight.model.tokenizer.save_pretrained(directory / TOKENIZER_DIR)
-    manifest = _new_manifest(preflight, engine, attempt)
+        return _add_attempt(directory, preflight.stored, attempt)
+    identity = identity_of(config, model, capture=engine.capture, dtype=engine.dtype)
+    return _create(directory, model, _new_manifest(config, model, engine, identity, preflight.planned_at, attempt))
+
+
+def establish_planless(config: RunConfig, model: ModelInfo, engine: SampledBy, slot: WriterSlot) -> Manifest:
+    """Begin or continue a dataset whose prompts come one by one, so that nothing is owed. In the start section.
+
+    Raises ResumeRefused when the directory holds a dataset of other settings, or one with a plan.
+    """
+    directory = slot.directory
+    identity = identity_of(config, model, capture=engine.capture, dtype=engine.dtype) | {PLANLESS: True}
+    attempt = _attempt(config, engine, ())
+    if inspect_directory(directory) is not Holds.RUN:
+        clean_directory(directory)
+        now = datetime.now(UTC).replace(microsecond=0)
+        return _create(directory, model, _new_manifest(config, model, engine, identity, now, attempt))
+    stored = read_manifest(directory)
+    if PLANLESS not in stored.identity:
+        raise ResumeRefused(f"{directory}: has a plan; give the prompts that it was planned with")
+    check_identity(stored, identity)
+    return _add_attempt(directory, stored, attempt)
+
+
+def record_tombstones(plan: Plan, known_prompts: int, failures: FailureLog) -> None:
+    """A failure line for each skipped input row from number `known_prompts` on: those before have theirs already."""
+    for prompt in plan.rows(known_prompts) if plan.tombstone[known_prompts:].any() else ():
+        if prompt.error is not None:
+            failures.record(prompt.prompt_id, prompt.prompt_index, 0, "input", prompt.error)
+
+
+def _add_attempt(directory: Path, stored: Manifest, attempt: Attempt) -> Manifest:
+    manifest = stored.model_copy(update={"attempts": [*stored.attempts, attempt]})
+    replace_manifest(directory, manifest)
+    return manifest
+
+
+def _create(directory: Path, model: ModelInfo, manifest: Manifest) -> Manifest:
+    model.tokenizer.save_pretrained(directory / TOKENIZER_DIR)
     if not create_manifest(directory, manifest):
         raise ResumeRefused(f"{directory}: another rollgen started here at the same time; use --resume")
     return manifest
 
 
-def _new_manifest(preflight: Preflight, engine: Engine, attempt: Attempt) -> Manifest:
-    model, identity = preflight.model, identity_of(preflight, capture=engine.capture, dtype=engine.dtype)
+def _new_manifest(
+    config: RunConfig,
+    model: ModelInfo,
+    engine: SampledBy,
+    identity: dict[str, Any],
+    created_at: datetime,
+    attempt: Attempt,
+) -> Manifest:
     return Manifest(
-        created_at=preflight.planned_at.isoformat(),
+        created_at=created_at.isoformat(),
         config_digest=digest(identity),
         identity=identity,
         capture=engine.capture,
-        support_logprobs=preflight.config.support_logprobs,
+        support_logprobs=config.support_logprobs,
         vocab_size=model.vocab_size,
         tokenizer_vocab_size=model.tokenizer_vocab_size,
         model=ModelRecord(
@@ -186,15 +265,14 @@ def _new_manifest(preflight: Preflight, engine: Engine, attempt: Attempt) -> Man
     )
 
 
-def _attempt(preflight: Preflight, engine: Engine) -> Attempt:
-    config = preflight.config
+def _attempt(config: RunConfig, engine: SampledBy, sources: Sequence[PromptSource]) -> Attempt:
     values = config.model_dump(mode="json")
     return Attempt(
         started_at=datetime.now(UTC).isoformat(timespec="seconds"),
         rollgen_version=__version__,
         n=config.n,
         limit=config.limit,
-        prompts=list(preflight.summary.sources),
+        prompts=list(sources),
         operational={name: value for name, value in values.items() if field_key(name).kind == "operational"},
         engine=engine.record,
     )

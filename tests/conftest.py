@@ -65,7 +65,7 @@ def runs(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> R
     from models.runs import Runs
 
     # A dead engine is not taken for the first sign of Ctrl-C: no waiting for the signal.
-    monkeypatch.setattr("rollgen.loop.SIGNAL_GRACE_SECONDS", 0.01)
+    monkeypatch.setattr("rollgen.loop.stop.SIGNAL_GRACE_SECONDS", 0.01)
     runs = Runs(tmp_path, tiny_model)
     runs.write_prompts(5)
     return runs

@@ -30,7 +30,7 @@ KINDS = {
     "growth": {"n", "limit"},
     "operational": {
         *("on_bad_row", "tensor_parallel_size", "max_num_seqs", "gpu_memory_utilization", "enforce_eager"),
-        *("commit_interval", "progress"),
+        *("max_restarts", "stall_timeout", "max_failures", "commit_interval", "progress"),
     },
 }
 

@@ -12,13 +12,17 @@ from rollgen.errors import (
     CaptureError,
     DatasetError,
     EngineError,
+    IncompleteSupport,
     ResumeRefused,
     RollgenError,
+    TooManyFailures,
+    UnfitEngine,
     UsageError,
 )
-from rollgen.loop import Interrupted
+from rollgen.loop.stop import Interrupted
 
-CODES = {RollgenError: 1, UsageError: 2, ResumeRefused: 4, DatasetError: 1, EngineError: 1, CaptureError: 1}
+FAILED = (RollgenError, DatasetError, EngineError, UnfitEngine, CaptureError, IncompleteSupport, TooManyFailures)
+CODES: dict[type[RollgenError], int] = {**dict.fromkeys(FAILED, 1), UsageError: 2, ResumeRefused: 4}
 
 
 @pytest.mark.parametrize(("kind", "code"), CODES.items(), ids=lambda value: getattr(value, "__name__", str(value)))

@@ -31,6 +31,11 @@ def planned(runs: Runs, tmp_path: Path) -> Callable[..., Preflight]:
     return plan
 
 
+def identity(preflight: Preflight, **resolved: str) -> dict[str, Any]:
+    """The identity of the run that may start."""
+    return identity_of(preflight.config, preflight.model, **resolved)
+
+
 def test_model_is_named_or_embedded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The flag wins; without one, the model that `make model` made; else an error that names both ways."""
     monkeypatch.chdir(tmp_path)
@@ -89,14 +94,14 @@ def test_capture_wanted(planned: Callable[..., Preflight], settings: dict[str, A
 
 def test_identity_is_by_content(planned: Callable[..., Preflight], tmp_path: Path, runs: Runs) -> None:
     """A copied model is the same model; an operational or growth key, or an operational engine argument, is no part."""
-    identity = identity_of(planned(), capture="logprobs", dtype="bfloat16")
+    before = identity(planned(), capture="logprobs", dtype="bfloat16")
     copy = make_tiny_model(tmp_path / "elsewhere" / "copy")
     changes = {"model": str(copy), "n": 7, "max_num_seqs": 3, "engine_arg": {"block_size": 32}}
-    assert identity_of(planned(**changes), capture="logprobs", dtype="bfloat16") == identity
-    assert str(runs.model) not in json.dumps(identity)
-    assert (identity["capture"], identity["dtype"], identity["max_model_len"]) == ("logprobs", "bfloat16", 256)
-    assert re.fullmatch("[0-9a-f]{64}", identity["model_fingerprint"])
-    assert re.fullmatch("[0-9a-f]{64}", identity["chat_template_sha256"])
+    assert identity(planned(**changes), capture="logprobs", dtype="bfloat16") == before
+    assert str(runs.model) not in json.dumps(before)
+    assert (before["capture"], before["dtype"], before["max_model_len"]) == ("logprobs", "bfloat16", 256)
+    assert re.fullmatch("[0-9a-f]{64}", before["model_fingerprint"])
+    assert re.fullmatch("[0-9a-f]{64}", before["chat_template_sha256"])
 
 
 CHANGES: dict[str, dict[str, Any]] = {
@@ -124,8 +129,8 @@ CHANGES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(("key", "change"), CHANGES.items(), ids=CHANGES)
 def test_every_identity_key_counts(planned: Callable[..., Preflight], key: str, change: dict[str, Any]) -> None:
     """A change of one is a change of that key of the identity, and of the digest."""
-    before = identity_of(planned(), capture="logprobs", dtype="bfloat16")
-    after = identity_of(planned(**change), capture="logprobs", dtype="bfloat16")
+    before = identity(planned(), capture="logprobs", dtype="bfloat16")
+    after = identity(planned(**change), capture="logprobs", dtype="bfloat16")
     assert before[key] != after[key]
     assert digest(before) != digest(after)
 
@@ -143,7 +148,7 @@ def test_chat_template_counts_by_its_text(planned: Callable[..., Preflight], tmp
     for name, text in (("a", "{{ messages }}"), ("b", "{{ messages }}"), ("c", "{{ messages }}!")):
         (tmp_path / name).write_text(text)
         preflight = planned(chat_template=str(tmp_path / name))
-        hashes.append(identity_of(preflight, capture="logprobs", dtype="float32")["chat_template_sha256"])
+        hashes.append(identity(preflight, capture="logprobs", dtype="float32")["chat_template_sha256"])
     assert hashes[0] == hashes[1] != hashes[2]
 
 

@@ -21,7 +21,8 @@ def test_all_is_what_is_public() -> None:
     for name in rollgen.__all__:
         assert getattr(rollgen, name) is not None
     assert set(rollgen.__all__) == {
-        *("RollgenError", "Rollout", "RolloutBatch", "RolloutDataset", "__version__", "collate", "ops"),
+        *("RollgenError", "Rollout", "RolloutBatch", "RolloutDataset", "RolloutWriter", "RunConfig", "__version__"),
+        *("collate", "generate", "ops"),
     }
 
 
@@ -29,6 +30,13 @@ def test_every_public_name_is_documented() -> None:
     """`help(rollgen.x)` says something of its own."""
     for name in set(rollgen.__all__) - {"__version__"}:
         assert inspect.getdoc(getattr(rollgen, name)), name
+
+
+def test_generate_is_a_function_always() -> None:
+    """No module of that name gets in its way, whatever is imported first."""
+    code = "import rollgen.cli.generate, rollgen.loop.run, rollgen.api, rollgen; print(rollgen.generate.__module__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "rollgen.api\n"
 
 
 def test_version_is_that_of_the_distribution() -> None:
@@ -70,5 +78,5 @@ def test_loader_needs_no_engine() -> None:
 
 
 def test_generation_loop_loads_no_engine() -> None:
-    """vLLM is loaded after the preflight has passed."""
-    assert "vllm" not in loaded_by("import rollgen.loop")
+    """vLLM is loaded after the preflight has passed, by `generate`, or by a loop that brings its own."""
+    assert "vllm" not in loaded_by("import rollgen; rollgen.generate; rollgen.RolloutWriter")

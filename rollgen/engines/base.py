@@ -7,7 +7,7 @@ Adding an engine: one file here that implements `Engine`, turns its native outpu
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from rollgen.format.manifest import EngineRecord
 from rollgen.rollouts import Completion, Prompt, sample_seed
@@ -24,6 +24,8 @@ class SampleRequest:
     sample_index: int
     generation: int = 0
     """Of a retry: see `rollouts.Completion.generation`. `prompt.sampling` is then the retry's."""
+    given_seed: int | None = None
+    """The sample's own seed where someone else chose it; None for the usual one."""
 
     @property
     def request_id(self) -> str:
@@ -34,7 +36,24 @@ class SampleRequest:
     @property
     def seed(self) -> int:
         """The sample's own seed: independent of order, batching and the number of engines."""
+        if self.given_seed is not None:
+            return self.given_seed
         return sample_seed(self.prompt.seed, self.prompt.prompt_id, self.sample_index)
+
+    @property
+    def sampling_params(self) -> dict[str, Any]:
+        """Keyword arguments for an engine's sampling parameters, under the names that vLLM gave them."""
+        sampling = self.prompt.sampling
+        return {
+            "seed": self.seed,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "min_p": sampling.min_p,
+            "max_tokens": sampling.max_tokens,
+            "stop": list(sampling.stop),
+            "stop_token_ids": list(sampling.stop_token_ids),
+        }
 
 
 class RequestError(Exception):
@@ -52,9 +71,13 @@ class Engine(Protocol):
     """Requests to keep in flight: enough to keep the engine's batch full, few enough to bound memory."""
     resampled: int
     """Samples asked for again because a boundary tie went past the returned logprobs."""
+    tokens: int
+    """Generated so far, of unfinished samples too: that it grows is the only sign of life that counts."""
+    notes: tuple[str, ...]
+    """What the user should know about the choice of capture and the like."""
 
     async def start(self) -> None:
-        """Load the model. Raises EngineError."""
+        """Load the model; again after `close`, when the engine has died. Raises EngineError."""
 
     async def sample(self, request: SampleRequest) -> Completion:
         """One finished sample with the exact support of every token.

@@ -1,8 +1,8 @@
 """Runs inside vLLM's child processes, as a `vllm.general_plugins` entry point: they never outlive rollgen.
 
 The kernel kills each child when the process that started it dies, whatever it died of: otherwise a `kill -9` of rollgen
-leaves the engine on the GPU. And Ctrl-C, which a terminal sends to every process of the foreground group, is left to
-rollgen, which commits what is finished and then ends the engine in order.
+leaves the engine on the GPU. And signals to rollgen's process group, like a terminal's Ctrl-C, are left to rollgen, which
+commits what is finished and then ends the engine in order: each child has a process group of its own.
 
 vLLM loads the plugin wherever rollgen is installed; it does nothing in processes that rollgen did not start.
 """
@@ -24,6 +24,6 @@ def register() -> None:
     rollgen = os.environ.get(PARENT_VARIABLE)
     if rollgen is None or int(rollgen) == os.getpid():
         return
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.setpgid(0, 0)
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")

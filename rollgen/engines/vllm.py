@@ -10,21 +10,24 @@ because the default claims nearly all memory; eager mode.
 from __future__ import annotations
 
 import asyncio
-import json
 import multiprocessing
 import os
+import time
 from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import fields
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 from pydantic import ValidationError
 
 from rollgen.config import RunConfig
-from rollgen.engines import capture
 from rollgen.engines.base import Capture, RequestError, SampleRequest
+from rollgen.engines.capture import first_num_logprobs
 from rollgen.engines.children import PARENT_VARIABLE
-from rollgen.errors import CaptureError, EngineError, UsageError
+from rollgen.engines.outputs import completion_of, read_outputs
+from rollgen.engines.requirements import NATIVE_ARGUMENT, native_problem
+from rollgen.errors import EngineError, IncompleteSupport, UsageError
 from rollgen.format.manifest import EngineRecord
 from rollgen.rollouts import FINISH_REASONS, Completion, Sampling
 
@@ -35,16 +38,19 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning,ignore::DeprecationWarning")  # in its processes
 
 from vllm import SamplingParams
+from vllm import __version__ as vllm_version
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.inputs import tokens_input
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.metrics.loggers import StatLoggerBase
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.outputs import CompletionOutput, RequestOutput
+    from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, SchedulerStats
 
     from rollgen.rollouts import Int32Array
 
@@ -55,11 +61,13 @@ CPU_KV_CACHE_SHARE = 0.25
 CPU_KV_CACHE_MAX = 16 * GIB
 SHUTDOWN_SECONDS = 10.0
 """For the engine process to release its device and shared memory before it is killed."""
+TERMINATE_SECONDS = 5.0
+"""For a process of a half-loaded engine to end by itself."""
 WINDOW_PER_SLOT = 1.5
 """Requests in flight for each place in the engine's batch: the next prompt waits inside the engine, not outside."""
 PROCESSORS = "temperature, min_p, top_k, top_p"
 """vLLM's order (`vllm/v1/worker/gpu/sample/sampler.py`)."""
-_DEAD = "vLLM's engine process died (its own messages are above); finished samples are stored, continue with --resume"
+_DEAD = "vLLM's engine process died (its own messages are above)"
 _VERSIONED = ("torch", "transformers", "triton", "flashinfer-python")
 
 
@@ -89,8 +97,10 @@ class VllmEngine:
         self._llm: AsyncLLM | None = None
         self._sampling_args = _sampling_arguments(config, vocab_size)
         self.resampled = 0
+        self.tokens = 0
         self.capture: Capture
-        self.capture, self._vllm_config = _resolve(config, model, capture_wanted, untruncated)
+        self.notes: tuple[str, ...]
+        self.capture, self._vllm_config, self.notes = _resolve(config, model, capture_wanted, untruncated)
         if self._vllm_config.model_config.is_diffusion:
             raise UsageError(f"{model}: diffusion models have no per-token sampling distribution to keep")
         self.record = _engine_record()
@@ -100,14 +110,20 @@ class VllmEngine:
     async def start(self) -> None:
         """Load the weights in a thread, so that the loop sees signals. Cancelling it ends the engine's processes."""
         os.environ[PARENT_VARIABLE] = str(os.getpid())
+        vllm_config = deepcopy(self._vllm_config)  # an engine changes its own, and may be started again
         loading = asyncio.ensure_future(
-            asyncio.to_thread(AsyncLLM.from_vllm_config, self._vllm_config, disable_log_stats=True)
+            asyncio.to_thread(
+                AsyncLLM.from_vllm_config,
+                vllm_config,
+                disable_log_stats=True,
+                stat_loggers=[lambda config, index: _TokenCount(config, index, self)],
+            )
         )
         try:
             self._llm = await asyncio.shield(loading)
         except asyncio.CancelledError:
             while not loading.done():  # the thread cannot be stopped, but without its processes it gives up
-                _end_processes()
+                await asyncio.to_thread(_end_processes)
                 await asyncio.wait({loading}, timeout=0.2)
             loading.exception()  # expected, and of no interest
             raise
@@ -120,8 +136,10 @@ class VllmEngine:
         while True:
             output = await self._generate(request, num_logprobs)
             try:
-                return self._completion(request, output, num_logprobs)
-            except capture.IncompleteSupport:
+                return self._completion(request, output)
+            except IncompleteSupport:
+                if num_logprobs == self._vocab_size:
+                    raise
                 self.resampled += 1
                 num_logprobs = min(2 * num_logprobs, self._vocab_size)
 
@@ -137,7 +155,7 @@ class VllmEngine:
         wanted = self.capture == "logprobs" or (self.capture == "native" and self._config.support_logprobs)
         if not wanted or not sampling.truncates:
             return 0
-        return min(capture.first_num_logprobs(sampling.top_k), self._vocab_size)
+        return min(first_num_logprobs(sampling.top_k), self._vocab_size)
 
     async def _generate(self, request: SampleRequest, num_logprobs: int) -> CompletionOutput:
         if self._llm is None:
@@ -159,94 +177,96 @@ class VllmEngine:
         return final.outputs[0]
 
     def _sampling_params(self, request: SampleRequest, num_logprobs: int) -> SamplingParams:
-        sampling = request.prompt.sampling
         return SamplingParams(
-            seed=request.seed,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            min_p=sampling.min_p,
-            max_tokens=sampling.max_tokens,
-            stop=list(sampling.stop),
-            stop_token_ids=list(sampling.stop_token_ids),
+            **request.sampling_params,
             logprobs=num_logprobs,
             flat_logprobs=True,
-            detokenize=bool(sampling.stop),
+            detokenize=bool(request.prompt.sampling.stop),
             output_kind=RequestOutputKind.FINAL_ONLY,
             **self._sampling_args,
         )
 
-    def _completion(self, request: SampleRequest, output: CompletionOutput, num_logprobs: int) -> Completion:
+    def _completion(self, request: SampleRequest, output: CompletionOutput) -> Completion:
         if output.finish_reason not in FINISH_REASONS:
             raise RequestError(f"vLLM ended the request with finish reason {output.finish_reason!r}")
-        prompt = request.prompt
-        support = self._support(prompt.sampling, output, num_logprobs)
-        token_ids = np.asarray(output.token_ids, np.int32)
-        return Completion(
-            prompt_id=prompt.prompt_id,
-            sample_index=request.sample_index,
-            prompt_index=prompt.prompt_index,
-            prompt_token_ids=prompt.token_ids,
-            token_ids=token_ids,
-            logprobs=support.logprobs,
-            mask_ids=support.mask_ids,
-            mask_offsets=support.mask_offsets,
-            finish_reason=output.finish_reason,
-            sampling=prompt.sampling,
-            seed=request.seed,
-            stop_reason=_stop_reason(output),
-            support_logprobs=support.support_logprobs if self._config.support_logprobs else None,
+        sampling = request.prompt.sampling
+        (sampled,) = read_outputs(
+            output,
+            truncates=sampling.truncates,
+            vocab_size=self._vocab_size,
+            capture=self.capture,
+            sampling=sampling,
+        )
+        return completion_of(
+            request,
+            sampled,
             replayable=self._replayable,
-            text=self._decode(token_ids),
-            prompt=prompt.prompt,
-            metadata=prompt.metadata,
+            support_logprobs=self._config.support_logprobs,
+            text=self._decode(sampled.token_ids),
         )
 
-    def _support(self, sampling: Sampling, output: CompletionOutput, num_logprobs: int) -> capture.CapturedSupport:
-        flat, tokens = output.logprobs, len(output.token_ids)
-        if flat is None:
-            raise CaptureError("vLLM returned no logprobs")
-        if not sampling.truncates:
-            return capture.untruncated(tokens, capture.sampled_logprobs(flat.logprobs, tokens=tokens))
-        if num_logprobs:
-            processed = capture.from_processed_logprobs(
-                flat.token_ids, flat.logprobs, tokens=tokens, num_logprobs=num_logprobs, vocab_size=self._vocab_size
-            )
-            if self.capture == "logprobs":
-                return processed
-        if output.sampling_mask is None:
-            raise CaptureError("vLLM returned no sampling mask: was sampling sharded over the batch?")
-        logprobs = capture.sampled_logprobs(flat.logprobs, tokens=tokens, stride=num_logprobs + 1)
-        native = capture.from_masks(output.sampling_mask.token_ids, logprobs)
-        return capture.attach_support_logprobs(native, processed) if num_logprobs else native
 
+class _TokenCount(StatLoggerBase):  # type: ignore[misc]
+    """Counts generated tokens as vLLM's front end sees them come, whether or not their request is finished."""
 
-def _stop_reason(output: CompletionOutput) -> str | None:
-    """JSON text of the token id or string that stopped it. (For a repetition, vLLM puts its own word there.)"""
-    if output.finish_reason != "stop" or output.stop_reason is None:
-        return None
-    return json.dumps(output.stop_reason, ensure_ascii=False)
+    def __init__(self, vllm_config: VllmConfig, engine_index: int, engine: VllmEngine) -> None:
+        self._engine = engine
+
+    def record(
+        self,
+        scheduler_stats: SchedulerStats | None,
+        iteration_stats: IterationStats | None,
+        mm_cache_stats: MultiModalCacheStats | None = None,
+        engine_idx: int = 0,
+    ) -> None:
+        if iteration_stats is not None:
+            self._engine.tokens += iteration_stats.num_generation_tokens
+
+    def log_engine_initialized(self) -> None:
+        """Nothing to say."""
 
 
 def _end_processes() -> None:
-    for child in multiprocessing.active_children():
+    """End what vLLM started and wait for it: first asked, then killed. A stopped process only takes the second."""
+    children = multiprocessing.active_children()
+    for child in children:
         child.terminate()
+    deadline = time.monotonic() + TERMINATE_SECONDS
+    for child in children:
+        child.join(max(0.0, deadline - time.monotonic()))
+        if child.is_alive():
+            child.kill()
+            child.join()
 
 
-def _resolve(config: RunConfig, model: str, wanted: str, untruncated: str) -> tuple[Capture, VllmConfig]:
-    """Pick the capture and build vLLM's configuration for it, which loads no weights."""
-    if wanted == "none":
-        return "none", _vllm_config(config, model, native=False)
-    if wanted == "logprobs" or (wanted == "auto" and untruncated == "some"):
-        return "logprobs", _vllm_config(config, model, native=False)
+def _resolve(
+    config: RunConfig,
+    model: str,
+    wanted: Literal["auto", "native", "logprobs", "none"],
+    untruncated: Literal["some", "none"],
+) -> tuple[Capture, VllmConfig, tuple[str, ...]]:
+    """Pick the capture and build vLLM's configuration for it, which loads no weights. Notes say why not native."""
+    if wanted in {"none", "logprobs"}:
+        return wanted, _vllm_config(config, model, native=False), ()
     if untruncated == "some":
-        raise UsageError("--capture native: vLLM needs top_k > 0 on every prompt; some prompts have top_k 0")
-    try:
-        return "native", _vllm_config(config, model, native=True)
-    except UsageError as error:
-        if wanted == "native":
-            raise UsageError(f"--capture native: {error}; use --capture logprobs") from error
-    return "logprobs", _vllm_config(config, model, native=False)
+        problem = "vLLM's masks need top_k > 0 on every request, some prompts have top_k 0"
+    else:
+        try:
+            return "native", _native_config(config, model), ()
+        except UsageError as error:
+            problem = str(error)
+    if wanted == "native":
+        raise UsageError(f"--capture native: {problem}; use --capture logprobs")
+    note = f"supports are read from logprobs instead of sampling masks: {problem}"
+    return "logprobs", _vllm_config(config, model, native=False), (note,)
+
+
+def _native_config(config: RunConfig, model: str) -> VllmConfig:
+    """vLLM's configuration with sampling masks. Raises UsageError when this vLLM has none, or refuses them here."""
+    problem = native_problem(vllm_version, [field.name for field in fields(AsyncEngineArgs)])
+    if problem is not None:
+        raise UsageError(problem)
+    return _vllm_config(config, model, native=True)
 
 
 def _vllm_config(config: RunConfig, model: str, *, native: bool) -> VllmConfig:
@@ -267,7 +287,7 @@ def _vllm_config(config: RunConfig, model: str, *, native: bool) -> VllmConfig:
         "use_tqdm_on_load": False,
     }
     if native:
-        arguments["return_sampling_mask"] = True
+        arguments[NATIVE_ARGUMENT] = True
     cpu_defaults = _cpu_defaults(config) if current_platform.is_cpu() else {}
     try:
         built = AsyncEngineArgs(**(arguments | cpu_defaults | config.engine_arg)).create_engine_config()
@@ -320,8 +340,6 @@ def _engine_record() -> EngineRecord:
         except PackageNotFoundError:
             continue
     device = current_platform.device_type if current_platform.is_cpu() else current_platform.get_device_name()
-    from vllm import __version__ as vllm_version
-
     return EngineRecord(name="vllm", version=vllm_version, device=device, versions=versions, processors=PROCESSORS)
 
 

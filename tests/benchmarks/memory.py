@@ -78,7 +78,7 @@ def run(prompts: int) -> None:
 
     from rollgen.cli.progress import ConsoleReporter
     from rollgen.config import RunConfig
-    from rollgen.loop import generate
+    from rollgen.loop.run import generate
 
     with tempfile.TemporaryDirectory() as scratch:
         directory = Path(scratch)

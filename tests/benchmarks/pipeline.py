@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import math
 import os
 import pickle
 import statistics
@@ -18,13 +19,17 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 
-from rollgen.engines import capture
+from rollgen.engines.base import Capture
+from rollgen.engines.capture import CapturedSupport
+from rollgen.engines.outputs import read_outputs
 from rollgen.format.commit import WriterSlot
 from rollgen.format.invariants import find_problem
 from rollgen.format.manifest import Attempt, EngineRecord, Manifest, ModelRecord
@@ -109,7 +114,7 @@ def write_rollgen_logprobs(rows: list[RawCompletion], directory: Path) -> int:
     return _write(rows, directory, _from_logprobs)
 
 
-def _write(rows: list[RawCompletion], directory: Path, read: Callable[[RawCompletion], capture.CapturedSupport]) -> int:
+def _write(rows: list[RawCompletion], directory: Path, read: Callable[[RawCompletion], CapturedSupport]) -> int:
     with (
         WriterSlot(directory, "w0") as slot,
         ShardWriter(slot, _manifest(), commit_interval=1e9, max_buffer_bytes=SHARD_BYTES) as writer,
@@ -138,29 +143,40 @@ def _write(rows: list[RawCompletion], directory: Path, read: Callable[[RawComple
     return sum(line.bytes for line in writer.committed)
 
 
-def _native(row: RawCompletion) -> capture.CapturedSupport:
-    return capture.from_masks(row.masks, capture.sampled_logprobs(row.logprobs, tokens=len(row.token_ids)))
+def _native(row: RawCompletion) -> CapturedSupport:
+    return _support(row, sampling_mask=row.masks, capture="native")
 
 
 def _with_logprobs(row: RawCompletion) -> RawCompletion:
-    """The same supports as flat logprobs: the sampled entry, the support, then excluded ids at -inf."""
+    """Equal probabilities over the same supports: the sampled entry, the support, then excluded ids at -inf."""
     ids: list[int] = []
     logprobs: list[float] = []
-    for token, logprob, mask in zip(row.token_ids, row.logprobs, row.masks, strict=True):
+    for token, mask in zip(row.token_ids, row.masks, strict=True):
         kept = mask[: NUM_LOGPROBS - 1]
         if token not in kept:
             kept[-1] = token
         excluded = NUM_LOGPROBS - len(kept)
         ids += [token, *kept, *range(excluded)]
-        logprobs += [logprob, *[logprob] * len(kept), *[float("-inf")] * excluded]
+        equal = -math.log(len(kept))
+        logprobs += [equal, *[equal] * len(kept), *[-math.inf] * excluded]
     return row._replace(masks=[ids], logprobs=logprobs)
 
 
-def _from_logprobs(row: RawCompletion) -> capture.CapturedSupport:
-    tokens = len(row.token_ids)
-    return capture.from_processed_logprobs(
-        row.masks[0], row.logprobs, tokens=tokens, num_logprobs=NUM_LOGPROBS, vocab_size=VOCAB_SIZE
+def _from_logprobs(row: RawCompletion) -> CapturedSupport:
+    starts = list(range(0, len(row.logprobs), NUM_LOGPROBS + 1))
+    flat = SimpleNamespace(
+        token_ids=row.masks[0],
+        logprobs=row.logprobs,
+        start_indices=starts,
+        end_indices=[*starts[1:], len(row.logprobs)],
     )
+    return _support(row, logprobs=flat, capture="logprobs")
+
+
+def _support(row: RawCompletion, *, capture: Capture, **fields: Any) -> CapturedSupport:
+    output = {"token_ids": row.token_ids, "logprobs": row.logprobs, "finish_reason": "length"} | fields
+    (sampled,) = read_outputs(output, truncates=True, vocab_size=VOCAB_SIZE, capture=capture)
+    return sampled.support
 
 
 def write_pyarrow(rows: list[RawCompletion], directory: Path) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -12,15 +13,17 @@ from hypothesis import strategies as st
 
 from rollgen.engines.capture import (
     CapturedSupport,
-    IncompleteSupport,
+    LogprobTable,
     attach_support_logprobs,
     first_num_logprobs,
     from_masks,
     from_processed_logprobs,
+    offsets_of,
     sampled_logprobs,
     untruncated,
 )
-from rollgen.errors import CaptureError
+from rollgen.errors import CaptureError, IncompleteSupport, UnfitEngine
+from rollgen.rollouts import Sampling
 
 INF = math.inf
 INT32_MAX = 2**31 - 1
@@ -51,6 +54,12 @@ def test_first_number_of_logprobs(top_k: int, expected: int) -> None:
     assert first_num_logprobs(top_k) == expected
 
 
+def native(masks: list[list[int]], *, vocab_size: int = INT32_MAX, **changes: np.ndarray) -> CapturedSupport:
+    """`from_masks` of plain lists, with a logprob of -0.5 for every token."""
+    ids, offsets = np.array(list(chain(*masks)), np.int32), offsets_of(np.array([len(mask) for mask in masks]))
+    return from_masks(ids, offsets, f32(*[-0.5] * len(masks)), vocab_size=vocab_size, **changes)
+
+
 @pytest.mark.parametrize(
     ("masks", "expected"),
     [
@@ -58,85 +67,173 @@ def test_first_number_of_logprobs(top_k: int, expected: int) -> None:
         pytest.param([[1, 2], [0, 5], [7]], [[1, 2], [0, 5], [7]], id="sorted already, falling between tokens"),
         pytest.param([[5, 4], [9], [8, 7, 6]], [[4, 5], [9], [6, 7, 8]], id="some unsorted"),
         pytest.param([[0], [0], [0]], [[0], [0], [0]], id="singletons"),
-        pytest.param([[INT32_MAX, 0]], [[0, INT32_MAX]], id="ends of int32"),
-        pytest.param([(2, 1), range(3, 5)], [[1, 2], [3, 4]], id="other sequences"),
+        pytest.param([[INT32_MAX - 1, 0]], [[0, INT32_MAX - 1]], id="ends of a vocabulary as large as int32"),
     ],
 )
-def test_native_masks_are_sorted(masks: Sequence[Sequence[int]], expected: list[list[int]]) -> None:
+def test_native_masks_are_sorted(masks: list[list[int]], expected: list[list[int]]) -> None:
     """Engines promise no order; the format does. Tokens stay in theirs."""
-    logprobs = f32(*[-0.5] * len(masks))
-    support = from_masks(masks, logprobs)
+    support = native(masks)
     assert rows(support) == expected
     assert support.mask_ids.dtype == np.int32
     assert support.mask_offsets.dtype == np.int64
-    assert support.logprobs is logprobs
+    assert support.logprobs.tolist() == [-0.5] * len(masks)
     assert support.support_logprobs is None
 
 
-@given(st.lists(st.lists(st.integers(0, INT32_MAX), min_size=1, max_size=6, unique=True), min_size=1, max_size=8))
+@given(st.lists(st.lists(st.integers(0, INT32_MAX - 1), min_size=1, max_size=6, unique=True), min_size=1, max_size=8))
 def test_native_masks_agree_with_sorted(masks: list[list[int]]) -> None:
-    """Any ids in any order: the same sets, each sorted."""
-    assert rows(from_masks(masks, f32(*[0.0] * len(masks)))) == [sorted(mask) for mask in masks]
-
-
-@pytest.mark.parametrize(("masks", "token"), [([[]], 0), ([[1], [], [2], []], 1), ([[1], [2], []], 2)])
-def test_an_empty_native_mask_is_refused(masks: list[list[int]], token: int) -> None:
-    """It would be stored as null, which means the full vocabulary; the first one is named."""
-    with pytest.raises(CaptureError, match=f"^token {token}: the engine returned an empty sampling mask$"):
-        from_masks(masks, f32(*[0.0] * len(masks)))
-
-
-def flat(table: list[list[tuple[int, float]]]) -> tuple[list[int], list[float]]:
-    """Engine output as it comes: one flat list of ids and one of logprobs."""
-    entries = [entry for row in table for entry in row]
-    return [token_id for token_id, _ in entries], [logprob for _, logprob in entries]
-
-
-def test_finite_logprobs_are_the_support() -> None:
-    """K = 3, two tokens: the sampled entry first, then the three most likely; -inf was cut off. Ids come out sorted."""
-    ids, logprobs = flat(
-        [
-            [(7, -1.5), (9, -0.25), (7, -1.5), (2, -INF)],
-            [(4, 0.0), (4, 0.0), (0, -INF), (1, -INF)],
-        ]
-    )
-    support = from_processed_logprobs(ids, logprobs, tokens=2, num_logprobs=3, vocab_size=10)
-    assert rows(support) == [[7, 9], [4]]
-    assert support.logprobs.tolist() == [-1.5, 0.0]
+    """Any ids in any order: the same sets, each sorted, and each id keeps the logprob that came with it."""
+    logprobs = f32(*[-(token_id % 97) for mask in masks for token_id in mask])
+    support = native(masks, support_logprobs=logprobs)
+    assert rows(support) == [sorted(mask) for mask in masks]
     assert support.support_logprobs is not None
-    assert support.support_logprobs.tolist() == [-1.5, -0.25, 0.0]
+    assert support.support_logprobs.tolist() == [-(token_id % 97) for mask in masks for token_id in sorted(mask)]
+
+
+@pytest.mark.parametrize(
+    ("masks", "message"),
+    [
+        ([[]], "token 0: the engine returned an empty sampling mask"),
+        ([[1], [], [2], []], "token 1: the engine returned an empty sampling mask"),
+        ([[1], [2], []], "token 2: the engine returned an empty sampling mask"),
+        ([[1], [3, 2, 3]], "token 1: the sampling mask has id 3 twice"),
+        ([[1], [2], [4, 4]], "token 2: the sampling mask has id 4 twice"),
+        ([[1], [2, 10]], "token 1: id 10 of the sampling mask is outside the model's vocabulary of 10"),
+        ([[-1]], "token 0: id -1 of the sampling mask is outside the model's vocabulary of 10"),
+    ],
+)
+def test_a_mask_that_is_no_set_of_ids_is_refused(masks: list[list[int]], message: str) -> None:
+    """An empty one would be stored as null, which means the full vocabulary; the first such token is named."""
+    with pytest.raises(CaptureError, match=f"^{message}$"):
+        native(masks, vocab_size=10)
+
+
+Entries = list[tuple[int, float]]
+LOG_QUARTER, LOG_HALF, LOG_REST = (math.log(share) for share in (0.25, 0.5, 0.75))
+
+
+def table_of(entries: list[Entries]) -> LogprobTable:
+    """The entries of each token as an engine returns them."""
+    flat = [entry for row in entries for entry in row]
+    sizes = np.array([len(row) for row in entries])
+    return LogprobTable(
+        np.array([token_id for token_id, _ in flat], np.int32), f32(*[value for _, value in flat]), offsets_of(sizes)
+    )
+
+
+def ids(*values: int) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        pytest.param(
+            [
+                [(7, LOG_QUARTER), (9, LOG_REST), (7, LOG_QUARTER), (2, -INF)],
+                [(4, 0.0), (4, 0.0), (0, -INF), (1, -INF)],
+            ],
+            id="the sampled id, then the K = 3 most likely",
+        ),
+        pytest.param(
+            [[(9, LOG_REST), (7, LOG_QUARTER), (2, -INF)], [(4, 0.0), (0, -INF)]], id="the most likely alone, ragged"
+        ),
+        pytest.param([[(2, -INF), (7, LOG_QUARTER), (9, LOG_REST)], [(0, -INF), (4, 0.0)]], id="in no order"),
+    ],
+)
+def test_finite_logprobs_are_the_support(entries: list[Entries]) -> None:
+    """-inf was cut off. Ids come out sorted, once each, and the sampled one has its logprob."""
+    support = from_processed_logprobs(table_of(entries), ids(7, 4), vocab_size=10)
+    assert rows(support) == [[7, 9], [4]]
+    assert support.logprobs.tolist() == f32(LOG_QUARTER, 0).tolist()
+    assert support.support_logprobs is not None
+    assert support.support_logprobs.tolist() == f32(LOG_QUARTER, LOG_REST, 0).tolist()
     assert (support.mask_ids.dtype, support.mask_offsets.dtype) == (np.int32, np.int64)
     assert (support.logprobs.dtype, support.support_logprobs.dtype) == (np.float32, np.float32)
 
 
 @pytest.mark.parametrize("token", [0, 1, 2])
 def test_incomplete_when_no_excluded_id_was_seen(token: int) -> None:
-    """All K = 2 finite at one token and more ids in the vocabulary: a third tied id may exist."""
-    table = [[(0, -0.1), (0, -0.1), (1, -INF)] for _ in range(3)]
-    table[token][2] = (1, -30.0)  # far below any sum test
-    with pytest.raises(IncompleteSupport):
-        from_processed_logprobs(*flat(table), tokens=3, num_logprobs=2, vocab_size=3)
+    """Both of K = 2 finite at one token and more ids in the vocabulary: a third tied id may exist."""
+    entries = [[(0, 0.0), (0, 0.0), (1, -INF)] for _ in range(3)]
+    entries[token][2] = (1, -30.0)  # far below any sum test
+    with pytest.raises(IncompleteSupport, match=f"^token {token}: .* ask again with the same seed and logprobs=3$"):
+        from_processed_logprobs(table_of(entries), ids(0, 0, 0), vocab_size=3)
+
+
+@pytest.mark.parametrize(("sampling", "advised"), [(None, 4), (Sampling(top_k=8), 40)])
+def test_incomplete_says_how_many_to_ask_for(sampling: Sampling | None, advised: int) -> None:
+    """Twice what came back, 2, and no less than is asked for at first: 8 + 32."""
+    entries = [[(0, LOG_HALF), (1, LOG_HALF)]]
+    with pytest.raises(IncompleteSupport, match=f"logprobs={advised}$"):
+        from_processed_logprobs(table_of(entries), ids(0), vocab_size=100, sampling=sampling)
 
 
 def test_complete_when_k_is_the_vocabulary() -> None:
     """K = V = 2: nothing is left that could have been missed."""
-    ids, logprobs = flat([[(0, -0.7), (0, -0.7), (1, -0.69)]])
-    assert rows(from_processed_logprobs(ids, logprobs, tokens=1, num_logprobs=2, vocab_size=2)) == [[0, 1]]
+    entries = [[(0, LOG_HALF), (0, LOG_HALF), (1, LOG_HALF)]]
+    assert rows(from_processed_logprobs(table_of(entries), ids(0), vocab_size=2)) == [[0, 1]]
 
 
 @pytest.mark.parametrize(
-    ("ids", "logprobs"),
+    ("entries", "message"),
     [
-        pytest.param([1, 1, 2], [-1.0, -1.0, -INF], id="one token of two"),
-        pytest.param([1] * 7, [-1.0] * 7, id="one entry too many"),
-        pytest.param([1] * 6, [-1.0] * 5, id="a logprob short"),
-        pytest.param([], [], id="nothing"),
+        ([[(0, 0.0), (1, -INF)], [(0, math.nan), (1, 0.0)]], "token 1: the engine returned a logprob of nan"),
+        ([[(0, INF), (1, -INF)]], "token 0: the engine returned a logprob of inf"),
+        ([[(0, 0.0), (1, -9999.0)]], "token 0: the engine returned a logprob of -9999.0, which servers put in place"),
+        ([[(0, 0.0), (1, -INF)], [(0, -INF), (1, -INF)]], "token 1: the engine returned no finite logprob"),
+        ([[(0, 0.0), (1, -INF)], []], "token 1: the engine returned no finite logprob"),
+        ([[(0, 0.0), (1, -INF)], [(1, 0.0), (0, -INF)]], "token 1: the engine returned no logprob of the sampled id 0"),
     ],
 )
-def test_wrong_widths_are_refused(ids: list[int], logprobs: list[float]) -> None:
-    """K = 2 and two tokens make (2 + 1) * 2 = 6 entries; anything else would shift all that follows."""
-    with pytest.raises(CaptureError, match="logprobs for 2 tokens, expected 3 a token"):
-        from_processed_logprobs(ids, logprobs, tokens=2, num_logprobs=2, vocab_size=10)
+def test_impossible_logprobs_are_refused(entries: list[Entries], message: str) -> None:
+    """Each would shift, shrink or poison a support; the token is named."""
+    with pytest.raises(CaptureError, match=f"^{message}"):
+        from_processed_logprobs(table_of(entries), ids(*[0] * len(entries)), vocab_size=5)
+
+
+def test_logprobs_that_are_not_normalised_over_the_support_are_refused() -> None:
+    """0.5 + 0.25 = 0.75: what was cut off is still in the denominator, or these are logits."""
+    entries = [[(0, LOG_HALF), (1, 2 * LOG_HALF), (2, -INF)]]
+    with pytest.raises(UnfitEngine, match=r"^token 0: .* sum to 0.75, not 1: .*logprobs_mode=processed_logprobs$"):
+        from_processed_logprobs(table_of(entries), ids(0), vocab_size=5)
+
+
+RAW = [[(i, math.log(weight / 26)) for i, weight in enumerate((16, 4, 3, 2, 1))]]
+"""A full vocabulary of 5 ids, all finite; the probabilities sum to 1."""
+
+
+@pytest.mark.parametrize(
+    ("sampling", "kept"),
+    [
+        pytest.param(Sampling(top_k=3), 5, id="the least likely id is below the third"),
+        pytest.param(Sampling(top_k=3), 4, id="seen before all of the vocabulary is asked for"),
+        pytest.param(Sampling(top_k=50, min_p=0.1), 5, id="1 < 0.1 * 16"),
+        pytest.param(Sampling(top_k=50, top_p=0.95), 5, id="1 / 26 < 1 - 0.95"),
+    ],
+)
+def test_logprobs_of_before_truncation_are_told_from_ties(sampling: Sampling, kept: int) -> None:
+    """All of them are finite, though top_k, top_p or min_p must have excluded some: asking for more would not help."""
+    with pytest.raises(UnfitEngine, match=r"^token 0: ids that .* start the engine with logprobs_mode="):
+        from_processed_logprobs(table_of([RAW[0][:kept]]), ids(0), vocab_size=5, sampling=sampling)
+
+
+@pytest.mark.parametrize(
+    ("weights", "sampling"),
+    [
+        pytest.param((16, 4, 4, 4, 4), Sampling(top_k=2), id="all tie with the second"),
+        pytest.param((4, 4, 4, 4, 4), Sampling(top_k=1), id="all tie"),
+        pytest.param((16, 4, 3, 2, 1), Sampling(top_k=5), id="top_k cuts nothing"),
+        pytest.param((16, 4, 3, 2, 1), Sampling(top_k=50), id="top_k exceeds the vocabulary"),
+        pytest.param((16, 4, 3, 2, 2), Sampling(top_k=50, min_p=0.125), id="2 = 0.125 * 16"),
+        pytest.param((16, 4, 3, 2, 2), Sampling(top_k=50, top_p=0.95), id="2 / 27 > 1 - 0.95"),
+    ],
+)
+def test_ties_are_never_taken_for_raw_logprobs(weights: tuple[int, ...], sampling: Sampling) -> None:
+    """The whole vocabulary survived, exactly: it is the support."""
+    entries = [[(i, math.log(weight / sum(weights))) for i, weight in enumerate(weights)]]
+    support = from_processed_logprobs(table_of(entries), ids(0), vocab_size=5, sampling=sampling)
+    assert rows(support) == [[0, 1, 2, 3, 4]]
 
 
 def truncate(logits: list[int], top_k: int) -> list[float]:
@@ -151,7 +248,7 @@ def truncate(logits: list[int], top_k: int) -> list[float]:
 def test_agrees_with_a_plain_oracle(data: st.DataObject) -> None:
     """Integer logits over a small vocabulary, so that ties are common. Either the exact support, or IncompleteSupport.
 
-    Incomplete is right exactly when some support has K ids or more while K < V: the K returned are then all finite.
+    Incomplete is right exactly when, for some token, less than the vocabulary came back and all of it is finite.
     """
     vocab_size = data.draw(st.integers(1, 8))
     num_logprobs = data.draw(st.integers(1, vocab_size))
@@ -160,17 +257,17 @@ def test_agrees_with_a_plain_oracle(data: st.DataObject) -> None:
     processed = [truncate(logits, top_k) for logits in data.draw(st.lists(row, min_size=1, max_size=4))]
     supports = [[i for i, logprob in enumerate(logprobs) if logprob > -INF] for logprobs in processed]
     sampled = [data.draw(st.sampled_from(support)) for support in supports]
-    table = []
+    entries = []
     for logprobs, token in zip(processed, sampled, strict=True):
         ranked = sorted(range(vocab_size), key=lambda i: (-logprobs[i], data.draw(st.integers(0, 9))))
-        table.append([(i, logprobs[i]) for i in [token, *ranked[:num_logprobs]]])
-    ids, logprobs = flat(table)
-    arguments = {"tokens": len(table), "num_logprobs": num_logprobs, "vocab_size": vocab_size}
-    if num_logprobs < vocab_size and max(map(len, supports)) >= num_logprobs:
+        entries.append([(i, logprobs[i]) for i in [token, *ranked[:num_logprobs]]])
+    arguments = {"vocab_size": vocab_size, "sampling": Sampling(top_k=top_k)}
+    returned = [{token_id for token_id, _ in row} for row in entries]
+    if any(len(seen) < vocab_size and seen <= set(ids_of) for seen, ids_of in zip(returned, supports, strict=True)):
         with pytest.raises(IncompleteSupport):
-            from_processed_logprobs(ids, logprobs, **arguments)
+            from_processed_logprobs(table_of(entries), ids(*sampled), **arguments)
         return
-    support = from_processed_logprobs(ids, logprobs, **arguments)
+    support = from_processed_logprobs(table_of(entries), ids(*sampled), **arguments)
     assert rows(support) == supports
     expected = [np.float32(processed[t][i]) for t, ids_of_token in enumerate(supports) for i in ids_of_token]
     assert support.support_logprobs is not None
@@ -180,41 +277,46 @@ def test_agrees_with_a_plain_oracle(data: st.DataObject) -> None:
 
 def test_values_do_not_alias_the_table() -> None:
     """The engine's table is K + 1 times as large: nothing kept may hold it in memory."""
-    ids, logprobs = flat([[(0, -0.5), (0, -0.5), (1, -INF)]])
-    support = from_processed_logprobs(ids, logprobs, tokens=1, num_logprobs=2, vocab_size=5)
-    assert support.logprobs.base is None
-    assert sampled_logprobs(logprobs, tokens=1, stride=3).base is None
+    table = table_of([[(0, 0.0), (0, 0.0), (1, -INF)]])
+    support = from_processed_logprobs(table, ids(0), vocab_size=5)
+    for kept in (support.mask_ids, support.logprobs, support.support_logprobs, sampled_logprobs(table, ids(0))):
+        assert kept is not None
+        assert not np.shares_memory(kept, table.logprobs)
+        assert not np.shares_memory(kept, table.ids)
 
 
 @pytest.mark.parametrize(
-    ("stride", "logprobs", "expected"),
-    [(1, [-1.0, -2.0], [-1.0, -2.0]), (3, [-1.0, 0.0, 0.0, -2.0, 0.0, 0.0], [-1.0, -2.0])],
+    "entries",
+    [
+        pytest.param([[(5, -1.0)], [(6, -2.0)]], id="the sampled ids alone"),
+        pytest.param([[(5, -1.0), (9, -0.5), (5, -1.0)], [(6, -2.0), (6, -2.0), (9, -3.0)]], id="in front, and again"),
+        pytest.param([[(9, -0.5), (5, -1.0)], [(9, -3.0), (8, -INF), (6, -2.0)]], id="anywhere"),
+    ],
 )
-def test_sampled_logprobs_stride(stride: int, logprobs: list[float], expected: list[float]) -> None:
-    """The first entry of each token, whatever follows it."""
-    found = sampled_logprobs(logprobs, tokens=2, stride=stride)
-    assert found.tolist() == expected
+def test_sampled_logprobs(entries: list[Entries]) -> None:
+    """Those of the sampled ids, wherever they are."""
+    found = sampled_logprobs(table_of(entries), ids(5, 6))
+    assert found.tolist() == [-1.0, -2.0]
     assert found.dtype == np.float32
 
 
-@pytest.mark.parametrize("count", [0, 3, 5, 6])
-def test_sampled_logprobs_of_another_length_are_refused(count: int) -> None:
-    """Two tokens at a stride of 2 make 4 entries."""
-    with pytest.raises(CaptureError, match=f"{count} logprobs for 2 tokens, expected 2 a token"):
-        sampled_logprobs([-1.0] * count, tokens=2, stride=2)
+@pytest.mark.parametrize("value", [math.nan, INF, -INF, -9999.0])
+def test_a_sampled_logprob_must_be_finite(value: float) -> None:
+    """Engines return NaN for broken logits, and servers -9999 for those."""
+    with pytest.raises(CaptureError, match=r"^token 1: logprob .* of the sampled id is not a finite number$"):
+        sampled_logprobs(table_of([[(5, -1.0)], [(6, value)]]), ids(5, 6))
 
 
 def captured(masks: list[list[int]], support_logprobs: np.ndarray | None = None) -> CapturedSupport:
-    support = from_masks(masks, f32(*[-0.5] * len(masks)))
-    return CapturedSupport(support.mask_ids, support.mask_offsets, support.logprobs, support_logprobs)
+    return replace(native(masks), support_logprobs=support_logprobs)
 
 
 def test_native_masks_get_the_logprobs_of_their_ids() -> None:
     """Ids and sampled logprobs stay the native ones."""
-    native, processed = captured([[1, 2], [3]]), captured([[1, 2], [3]], f32(-0.5, -1, 0))
-    both = attach_support_logprobs(native, processed)
-    assert both.mask_ids is native.mask_ids
-    assert both.logprobs is native.logprobs
+    masks, processed = captured([[1, 2], [3]]), captured([[1, 2], [3]], f32(-0.5, -1, 0))
+    both = attach_support_logprobs(masks, processed)
+    assert both.mask_ids is masks.mask_ids
+    assert both.logprobs is masks.logprobs
     assert both.support_logprobs is processed.support_logprobs
 
 

@@ -125,22 +125,55 @@ def test_killing_rollgen_alone_ends_its_engine(
     process.communicate()
 
 
-def test_a_dead_engine_fails_the_run_and_keeps_what_is_finished(
+def engines_of(process: subprocess.Popen[str]) -> list[int]:
+    """The engine processes of the command: vLLM names them so."""
+    listing = subprocess.run(["ps", "-eo", "pid=,sess=,args="], capture_output=True, text=True).stdout
+    return [
+        int(pid)
+        for pid, session, arguments in re.findall(r"^\s*(\d+)\s+(\d+)\s+(.*)$", listing, re.MULTILINE)
+        if int(session) == process.pid and "EngineCore" in arguments
+    ]
+
+
+@pytest.mark.timeout(600)  # five engines are loaded
+def test_an_engine_killed_three_times_and_stopped_once(
+    rollgen: Any, options: list[object], tmp_path: Path, wait_for_shards: Any
+) -> None:
+    """Each time it is started again and what it had in flight is made again: exact cover, exit 0, restarts reported.
+
+    The fourth time it is stopped (SIGSTOP), not killed: it hangs, like a device that has died.
+    """
+    out, journal = tmp_path / "out", tmp_path / "out" / "journal" / "w0.jsonl"
+    process = rollgen.start(*options[:-1], 3 * N, "--stall-timeout", 4, "--json")
+    wait_for_shards(out, 1, process)
+    for death in range(4):
+        for pid in engines_of(process):
+            os.kill(pid, signal.SIGSTOP if death == 3 else signal.SIGKILL)
+        while sum(log.read_text().count("starting it again") for log in out.glob("logs/*.log")) == death:
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.05)
+        if death < 3:
+            wait_for_shards(out, journal.read_bytes().count(b"\n") + 1, process)
+    stdout, stderr = process.communicate(timeout=300)
+    assert process.returncode == 0, stderr
+    summary = json.loads(stdout)
+    assert (summary["restarts"], summary["stored"], summary["failed"]) == (4, PROMPTS * 3 * N, 0)
+    assert [int(number) for number in re.findall(r"starting it again \((\d) of 5\)", stderr)] == [1, 2, 3, 4]
+    assert len(re.findall("vLLM's engine process died", stderr)) == 3
+    assert "no token for" in stderr
+    assert keys(out) == planned(n=3 * N)
+    assert group_members(process) == []
+
+
+def test_a_dead_engine_fails_the_run_when_no_restart_is_allowed(
     rollgen: Any, options: list[object], tmp_path: Path, wait_for_shards: Any
 ) -> None:
     """The engine process is killed: exit 1 within a minute, one plain error line, the rest made by --resume."""
     out = tmp_path / "out"
     options = [*options[:-1], 2 * N]  # twice the work, so that plenty is left when the engine is found
-    process = rollgen.start(*options)
+    process = rollgen.start(*options, "--max-restarts", 0)
     wait_for_shards(out, 1, process)
-    listing = subprocess.run(["ps", "-eo", "pid=,sess=,args="], capture_output=True, text=True).stdout
-    engines = [
-        int(pid)
-        for pid, session, arguments in re.findall(r"^\s*(\d+)\s+(\d+)\s+(.*)$", listing, re.MULTILINE)
-        if int(session) == process.pid and "EngineCore" in arguments
-    ]
-    assert engines, listing
-    for pid in engines:
+    for pid in engines_of(process):
         os.kill(pid, signal.SIGKILL)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 1
@@ -151,3 +184,47 @@ def test_a_dead_engine_fails_the_run_and_keeps_what_is_finished(
     summary = json.loads(rollgen(*options, "--resume", "--json").stdout)
     assert summary["stored"] == PROMPTS * 2 * N - stored
     assert keys(out) == planned(n=2 * N)
+
+
+def rows(out: Path) -> dict[tuple[str, int, int], dict[str, Any]]:
+    """Every stored row by its key."""
+    tables = [pq.read_table(file) for file in out.glob("data/part-*.parquet")]
+    found = [row for table in tables for row in table.to_pylist()]
+    by_key = {(row["prompt_id"], row["sample_index"], row["generation"]): row for row in found}
+    assert len(by_key) == len(found)
+    return by_key
+
+
+def test_grown_by_samples_by_prompts_and_by_a_retry(
+    rollgen: Any, tiny_model: Path, tmp_path: Path, write_prompts: Any
+) -> None:
+    """n 2 -> 4, ten more prompts, then what was cut once more and longer: exact cover, no stored row changes."""
+    out, file = tmp_path / "out", tmp_path / "prompts.jsonl"
+    questions = [{"id": f"p{index}", "prompt": f"Number {index} is"} for index in range(30)]
+    command = ["generate", file, "--model", tiny_model, "--out", out, "--dtype", "float32", "--max-num-seqs", 4]
+
+    write_prompts(file, questions[:20])
+    rollgen(*command, "--n", 2, "--max-tokens", 24)
+    first = rows(out)
+    assert sorted(first) == [(*key, 0) for key in planned(20, 2)]
+
+    write_prompts(file, questions)
+    summary = json.loads(rollgen(*command, "--n", 4, "--max-tokens", 24, "--resume", "--json").stdout)
+    assert (summary["stored_before"], summary["stored"]) == (40, 80)
+    grown = rows(out)
+    assert sorted(grown) == [(*key, 0) for key in planned(30, 4)]
+    assert all(grown[key] == row for key, row in first.items())
+
+    cut = {key for key, row in grown.items() if row["finish_reason"] == "length"}
+    assert cut, "a random model rarely ends by itself"
+    retry = ["--resume", "--retry", "finish_reason=length"]
+    summary = json.loads(rollgen(*command, "--n", 4, "--max-tokens", 48, *retry, "--json").stdout)
+    assert (summary["stored_before"], summary["stored"], summary["owed"]) == (120, len(cut), 0)
+    final = rows(out)
+    assert all(final[key] == row for key, row in grown.items())
+    again = {key[:2]: row for key, row in final.items() if key[2] == 1}
+    assert again.keys() == {key[:2] for key in cut}
+    for key, row in again.items():
+        before = grown[(*key, 0)]
+        assert (row["seed"], row["max_tokens"], before["max_tokens"]) == (before["seed"], 48, 24)
+        assert row["response_length"] > 24 or row["finish_reason"] == "stop"

@@ -1,0 +1,117 @@
+"""`rollgen.generate`: what the command `rollgen generate` does, from Python."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rollgen.config import RunConfig, as_config
+from rollgen.errors import UsageError
+from rollgen.format.manifest import Manifest
+from rollgen.inspect.card import write_card
+from rollgen.loop import run
+from rollgen.loop.report import Reporter, RunStats
+from rollgen.preflight import Preflight
+from rollgen.rollout_writer import Prompts, prompt_inputs
+
+_LOG = logging.getLogger("rollgen")
+
+
+def generate(
+    prompts: Prompts,
+    out: str | Path,
+    config: RunConfig | None = None,
+    *,
+    resume: bool = False,
+    clean: bool = False,
+    reporter: Reporter | None = None,
+    **settings: Any,
+) -> RunStats:
+    """Sample every prompt with vLLM into the dataset directory `out`, and return the totals.
+
+    `prompts` is a path, a pattern, a row like `{"prompt": "Hello"}`, or a list of these. How to sample them is said by
+    `config` or by its fields as `settings` (`model=..., n=4, top_k=50`): `rollgen.RunConfig` describes them. Unlike the
+    command, neither the environment nor a file is read. `resume` continues the run in `out`, `clean` replaces it.
+
+    Nothing is printed: phases are info, notes warnings and progress debug messages of the logger `rollgen`, unless a
+    `reporter` takes them. `RunStats.owed` says whether samples are missing, because they failed.
+
+    Blocks until everything is made. vLLM starts processes by spawning: a script needs `if __name__ == "__main__"`.
+    In the main thread SIGINT and SIGTERM end the run after committing what is finished, as `Interrupted`. Raises a
+    RollgenError like the command, and UsageError inside a running event loop.
+    """
+    _refuse_running_loop()
+    run_config, directory = as_config(config, settings), Path(out)
+    with _restored_signals():
+        stats = run.generate(
+            prompt_inputs(prompts),
+            run_config,
+            directory,
+            reporter=reporter or LoggingReporter(),
+            resume=resume,
+            clean=clean,
+        )
+    if stats.stored:
+        write_card(directory)
+    return stats
+
+
+class LoggingReporter:
+    """`loop.report.Reporter` that tells the logger `rollgen`, which a program shows as it likes."""
+
+    def phase(self, name: str) -> None:
+        """See `loop.report.Reporter`; so below."""
+        _LOG.info("phase: %s", name)
+
+    def checked(self, prompts: int) -> None:
+        _LOG.debug("%d prompts checked", prompts)
+
+    def note(self, message: str) -> None:
+        _LOG.warning("%s", message)
+
+    def started(self, directory: Path, preflight: Preflight, manifest: Manifest) -> None:
+        _LOG.info(
+            "%s (%s), capture %s: %d samples of %d prompts to %s",
+            manifest.model.name,
+            manifest.model.dtype,
+            manifest.capture,
+            preflight.summary.samples,
+            preflight.summary.prompts,
+            directory,
+        )
+
+    def progress(self, stats: RunStats) -> None:
+        _LOG.debug("%d of %d samples stored", stats.stored_before + stats.stored, stats.planned - stats.tombstones)
+
+
+def _refuse_running_loop() -> None:
+    """A run has an event loop of its own. Raises UsageError where that cannot be."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise UsageError(
+        "generate blocks until everything is made, which would stop the event loop that runs here: use "
+        "`await asyncio.to_thread(rollgen.generate, ...)`"
+    )
+
+
+@contextmanager
+def _restored_signals() -> Iterator[None]:
+    """Put the program's own signal handlers back, which asyncio replaces by Python's defaults."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None:  # None: not installed from Python, so that Python cannot put it back
+                signal.signal(number, handler)

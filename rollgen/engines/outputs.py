@@ -1,0 +1,129 @@
+"""What engines return to exact supports and rows: used by rollgen's own engine and by loops that bring their own.
+
+The shapes that are understood are listed in `shapes.py`. Every mismatch raises: nothing is padded, cut or mended.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rollgen.engines.base import Capture, SampleRequest
+from rollgen.engines.capture import (
+    CapturedSupport,
+    LogprobTable,
+    attach_support_logprobs,
+    from_masks,
+    from_processed_logprobs,
+    sampled_logprobs,
+    untruncated,
+)
+from rollgen.engines.shapes import Sequence, read_sequences
+from rollgen.errors import IncompleteSupport, UnfitEngine
+from rollgen.rollouts import Completion, Sampling
+
+if TYPE_CHECKING:
+    from rollgen.rollouts import Int32Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SampledOutput:
+    """One finished sequence of an engine."""
+
+    token_ids: Int32Array
+    """int32 [T]"""
+    support: CapturedSupport
+    finish_reason: str
+    stop_reason: str | None
+    """JSON text, as in `rollouts.Completion`. SGLang names the id of EOS here, vLLM does not."""
+
+
+def read_outputs(
+    output: object, *, truncates: bool, vocab_size: int, capture: Capture, sampling: Sampling | None = None
+) -> list[SampledOutput]:
+    """All sequences of an engine's answer to one request, in the order of their `index`.
+
+    `truncates` is the request's `Sampling.truncates`. With capture `logprobs` the finite processed logprobs are the
+    support, with `native` the engine's own masks are. `sampling`, if given, tells logprobs from before truncation from
+    boundary ties, which otherwise would only ask for more and more of them.
+
+    Raises UsageError for an object of no known shape, UnfitEngine when the engine does not return what the capture
+    needs, IncompleteSupport when more logprobs of the same sample are needed, and CaptureError for anything else that
+    is not exact; the token is named.
+    """
+    return [
+        SampledOutput(
+            sequence.token_ids,
+            _support(sequence, truncates=truncates, vocab_size=vocab_size, capture=capture, sampling=sampling),
+            sequence.finish_reason,
+            sequence.stop_reason,
+        )
+        for sequence in read_sequences(output, truncates=truncates)
+    ]
+
+
+def completion_of(
+    request: SampleRequest, sampled: SampledOutput, *, replayable: bool, support_logprobs: bool, text: str | None
+) -> Completion:
+    """The row of a sampled sequence. Raises IncompleteSupport when `support_logprobs` are wanted and were not all
+    returned."""
+    prompt, support = request.prompt, sampled.support
+    if support_logprobs and support.support_logprobs is None:
+        raise IncompleteSupport(
+            "the dataset stores support logprobs, but the output lacks those of some id: ask for more logprobs than "
+            "the largest support has ids, or store none"
+        )
+    return Completion(
+        prompt_id=prompt.prompt_id,
+        sample_index=request.sample_index,
+        prompt_index=prompt.prompt_index,
+        prompt_token_ids=prompt.token_ids,
+        token_ids=sampled.token_ids,
+        logprobs=support.logprobs,
+        mask_ids=support.mask_ids,
+        mask_offsets=support.mask_offsets,
+        finish_reason=sampled.finish_reason,
+        sampling=prompt.sampling,
+        seed=request.seed,
+        stop_reason=sampled.stop_reason,
+        support_logprobs=support.support_logprobs if support_logprobs else None,
+        replayable=replayable,
+        text=text,
+        prompt=prompt.prompt,
+        metadata=prompt.metadata,
+        generation=request.generation,
+    )
+
+
+def _support(
+    sequence: Sequence, *, truncates: bool, vocab_size: int, capture: Capture, sampling: Sampling | None
+) -> CapturedSupport:
+    """The supports of a sequence, as its capture reads them."""
+    token_ids, table, masks = sequence.token_ids, sequence.logprobs, sequence.masks
+    if truncates and masks is None and capture != "logprobs":
+        raise UnfitEngine(
+            "the engine returned no sampling mask although sampling truncates: it was started without "
+            "return_sampling_mask, or samples sharded over the batch; start it otherwise, or capture logprobs"
+        )
+    if table is None and masks is not None and masks.logprobs is not None:
+        table = LogprobTable(masks.ids, masks.logprobs, masks.offsets)
+    if table is None:
+        raise UnfitEngine("the output has no logprobs: ask for those of the sampled tokens at least")
+    if not truncates:
+        return untruncated(len(token_ids), sampled_logprobs(table, token_ids))
+    if capture == "logprobs" or masks is None:
+        return from_processed_logprobs(table, token_ids, vocab_size=vocab_size, sampling=sampling)
+    native = from_masks(
+        masks.ids,
+        masks.offsets,
+        sampled_logprobs(table, token_ids),
+        vocab_size=vocab_size,
+        support_logprobs=masks.logprobs,
+    )
+    if native.support_logprobs is not None or not table.has_candidates:
+        return native
+    try:
+        processed = from_processed_logprobs(table, token_ids, vocab_size=vocab_size, sampling=sampling)
+    except IncompleteSupport:  # matters only to who wants the logprobs of the support
+        return native
+    return attach_support_logprobs(native, processed)

@@ -1,0 +1,309 @@
+"""The shapes in which engines answer, told apart by their fields alone: no engine is imported here.
+
+    vLLM     RequestOutput, CompletionOutput; a response of /inference/v1/generate, or one of its choices
+    SGLang   a response of /generate or of Engine.generate: `output_ids` and `meta_info`
+    plain    a mapping: token_ids, logprobs (of the sampled tokens), sampling_mask, finish_reason, and optionally
+             stop_reason (the token id or the string) and support_logprobs (parallel to sampling_mask)
+    a list or tuple of these
+
+Sampling masks are a list of ids a token; CSR as a tuple `(ids, offsets)` or as `mask_ids` beside `mask_offsets`; or an
+object or mapping with `token_ids` (or `ids`) and, unless these are nested, `offsets` or `lengths`. The logprobs of
+their ids may ride along as `logprobs`. Logprobs are flat with start and end indices (vLLM's FlatLogprobs), one mapping
+from id to logprob a token, vLLM's JSON (`content`), or plain numbers: those of the sampled tokens.
+
+Everything becomes numpy at once, because nested Python lists cost about 350 bytes a token. Flat shapes and lists of
+lists are read without a loop over tokens. Raises UsageError for an object of no known shape, and CaptureError for
+fields that do not fit each other.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Callable, Collection, Mapping
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from rollgen.engines.capture import LogprobTable, offsets_of
+from rollgen.errors import CaptureError, UnfitEngine, UsageError
+from rollgen.rollouts import FINISH_REASONS
+
+if TYPE_CHECKING:
+    from rollgen.rollouts import Float32Array, Int32Array, Int64Array
+
+SGLANG_NAN: Final = "NaN happened"
+"""SGLang's `matched` once it has put a stop token in place of an impossible id: not what the model sampled."""
+INT32: Final = np.iinfo(np.int32)
+
+Fields = Callable[[str], Any]
+"""A field by name, None where there is none."""
+
+
+class Masks(NamedTuple):
+    """The sampling masks of T tokens as CSR, not yet checked against a vocabulary."""
+
+    ids: Int32Array
+    """int32 [K], in the engine's order."""
+    offsets: Int64Array
+    """int64 [T + 1]"""
+    logprobs: Float32Array | None
+    """float32 [K] of every id, if the engine returned them."""
+
+
+class Sequence(NamedTuple):
+    """One finished sequence, whatever engine it came from."""
+
+    token_ids: Int32Array
+    """int32 [T], T >= 1"""
+    logprobs: LogprobTable | None
+    """Of the same T tokens."""
+    masks: Masks | None
+    """Of the same T tokens; None also when sampling does not truncate, whatever was returned."""
+    finish_reason: str
+    stop_reason: str | None
+    """JSON text."""
+
+
+def read_sequences(output: object, *, truncates: bool) -> list[Sequence]:
+    """All sequences of an answer, in the order of their `index`. See the top of this file for what raises."""
+    if isinstance(output, list | tuple):
+        return [sequence for item in output for sequence in read_sequences(item, truncates=truncates)]
+    fields = _fields(output)
+    for several in ("outputs", "choices"):
+        if fields(several) is not None:
+            ordered = sorted(map(_fields, fields(several)), key=lambda one: one("index") or 0)
+            return [_sequence(one, truncates=truncates) for one in ordered]
+    if fields("meta_info") is not None:
+        return [_sglang_sequence(fields, fields("meta_info").get, truncates=truncates)]
+    if fields("token_ids") is not None:
+        return [_sequence(fields, truncates=truncates)]
+    found = f"the fields {', '.join(map(str, output))}" if isinstance(output, Mapping) else type(output).__name__
+    raise UsageError(
+        f"expected a vLLM RequestOutput or response, an SGLang response, or a mapping with token_ids, logprobs, "
+        f"sampling_mask and finish_reason; got {found}"
+    )
+
+
+def _fields(output: object) -> Fields:
+    if isinstance(output, Mapping):
+        return output.get
+    return lambda name: getattr(output, name, None)
+
+
+def _sequence(fields: Fields, *, truncates: bool) -> Sequence:
+    """vLLM's and plain ones: they share their names."""
+    finish_reason, stop_reason = _finish(fields("finish_reason"), fields("stop_reason"))
+    token_ids = _token_ids(fields("token_ids"))
+    masks = None
+    if truncates and fields("mask_ids") is not None:
+        masks = _csr(fields("mask_ids"), fields("mask_offsets"), fields("support_logprobs"))
+    elif truncates and fields("sampling_mask") is not None:
+        masks = _masks(fields("sampling_mask"), fields("support_logprobs"))
+    table = _table(fields("logprobs"), token_ids)
+    return _aligned(Sequence(token_ids, table, masks, finish_reason, stop_reason))
+
+
+def _sglang_sequence(fields: Fields, meta: Fields, *, truncates: bool) -> Sequence:
+    """SGLang's `output_token_logprobs` are those before truncation: of use only where nothing truncates."""
+    reason = meta("finish_reason")
+    reason = reason if isinstance(reason, Mapping) else {"type": reason}
+    finish_reason, stop_reason = _finish(reason.get("type"), reason.get("matched"))
+    if reason.get("matched") == SGLANG_NAN:
+        raise CaptureError("SGLang met NaN logits and put a stop token in place of the sampled one")
+    rows = meta("output_token_logprobs") or ()
+    token_ids = fields("output_ids")
+    token_ids = _token_ids([row[1] for row in rows] if token_ids is None else token_ids)
+    masks, logprobs = meta("output_token_sampling_mask"), meta("output_token_sampling_logprobs")
+    if not truncates or masks is None:
+        table = None if truncates else _table([row[0] for row in rows], token_ids)
+        return _aligned(Sequence(token_ids, table, None, finish_reason, stop_reason))
+    of_support = logprobs is not None and len(logprobs) > 0 and isinstance(logprobs[0], Collection | np.ndarray)
+    masks = _masks(masks, logprobs if of_support else None)
+    table = None if of_support else _table(logprobs, token_ids)
+    return _aligned(Sequence(token_ids, table, masks, finish_reason, stop_reason))
+
+
+def _finish(reason: object, stop: object) -> tuple[str, str | None]:
+    """Finish reason, and stop reason as JSON text: of a stop only (for a repetition, vLLM puts its own word there)."""
+    if not isinstance(reason, str) or reason not in FINISH_REASONS:
+        raise CaptureError(
+            f"finish reason {reason!r} is not one of {', '.join(FINISH_REASONS)}: the output is unfinished"
+        )
+    if reason != "stop" or stop is None:
+        return reason, None
+    if isinstance(stop, np.integer):
+        stop = int(stop)
+    if not isinstance(stop, int | str):
+        raise CaptureError(f"stop reason {stop!r} is neither a token id nor a string")
+    return reason, json.dumps(stop, ensure_ascii=False)
+
+
+def _token_ids(values: Any) -> Int32Array:
+    token_ids = _int32(values, "token_ids")
+    if not len(token_ids):
+        raise CaptureError("no token was generated")
+    return token_ids
+
+
+def _aligned(sequence: Sequence) -> Sequence:
+    """The sequence, if all that it has is of as many tokens. Raises CaptureError otherwise."""
+    tokens = len(sequence.token_ids)
+    for part, name in ((sequence.logprobs, "logprobs"), (sequence.masks, "sampling masks")):
+        if part is not None and len(part.offsets) != tokens + 1:
+            raise CaptureError(f"the engine returned {name} of {len(part.offsets) - 1} tokens, but {tokens} token ids")
+    return sequence
+
+
+def _masks(value: Any, support_logprobs: Any) -> Masks:
+    if isinstance(value, list | tuple) and value and getattr(value[0], "lengths", None) is not None:
+        return _joined([_masks(chunk, None) for chunk in value])
+    fields = _fields(value)
+    ids = fields("ids") if fields("token_ids") is None else fields("token_ids")
+    logprobs = support_logprobs if fields("logprobs") is None else fields("logprobs")
+    if ids is None:
+        return _csr(*value) if isinstance(value, tuple) else _nested(value, support_logprobs)
+    if fields("offsets") is not None:
+        return _csr(ids, fields("offsets"), logprobs)
+    if fields("lengths") is None:
+        return _nested(ids, logprobs)
+    lengths = _int64(fields("lengths"), "the lengths of the sampling masks")
+    of_sampled = logprobs is not None and len(logprobs) == len(lengths) != len(ids)
+    return _csr(ids, offsets_of(lengths), None if of_sampled else logprobs)
+
+
+def _joined(chunks: list[Masks]) -> Masks:
+    """Masks that came in pieces, as from a stream."""
+    lengths = np.concatenate([np.diff(chunk.offsets) for chunk in chunks])
+    logprobs = [chunk.logprobs for chunk in chunks if chunk.logprobs is not None]
+    return Masks(
+        np.concatenate([chunk.ids for chunk in chunks]),
+        offsets_of(lengths),
+        np.concatenate(logprobs) if len(logprobs) == len(chunks) else None,
+    )
+
+
+def _csr(ids: Any, offsets: Any, logprobs: Any = None) -> Masks:
+    ids, offsets = _int32(ids, "the ids of the sampling masks"), _int64(offsets, "the offsets of the sampling masks")
+    if not len(offsets) or offsets[0] != 0 or offsets[-1] != len(ids) or (np.diff(offsets) < 0).any():
+        raise CaptureError(f"the offsets of the sampling masks do not rise from 0 to their {len(ids)} ids")
+    return Masks(ids, offsets, None if logprobs is None else _support_logprobs(logprobs, offsets))
+
+
+def _nested(rows: Any, logprobs: Any) -> Masks:
+    if isinstance(rows, np.ndarray) and rows.ndim == 1 and rows.dtype != np.object_:
+        rows = [rows]  # vLLM's SamplingMaskLists of a single token
+    flat, offsets = _flattened(rows, "the sampling mask")
+    ids = _int32(flat, "the ids of the sampling masks")
+    return Masks(ids, offsets, None if logprobs is None else _support_logprobs(logprobs, offsets))
+
+
+def _support_logprobs(values: Any, offsets: Int64Array) -> Float32Array:
+    """float32 [K], parallel to the ids: nested in the same way, or flat."""
+    own = offsets
+    if len(values) and isinstance(values[0], Collection | np.ndarray):
+        values, own = _flattened(values, "the support logprobs")
+    logprobs = _float32(values, "the support logprobs")
+    if len(logprobs) != offsets[-1] or not np.array_equal(own, offsets):
+        raise CaptureError("support logprobs and sampling masks are not parallel: their lengths differ")
+    return logprobs
+
+
+def _flattened(rows: Any, what: str) -> tuple[Any, Int64Array]:
+    """The values of all rows in one, and int64 [T + 1] offsets. Raises for a row that is no list, a null above all."""
+    if not isinstance(rows, Collection):
+        raise CaptureError(f"{what} of each token is expected in a list, got {type(rows).__name__}")
+    try:
+        sizes = np.fromiter(map(len, rows), np.int64, len(rows))
+    except TypeError:
+        token, row = next((token, row) for token, row in enumerate(rows) if not hasattr(row, "__len__"))
+        if row is None:
+            raise UnfitEngine(f"token {token}: {what} is null although sampling truncates") from None
+        raise CaptureError(f"token {token}: {what} is {row!r}, not a list") from None
+    if len(sizes) and all(isinstance(row, np.ndarray) for row in rows):
+        return np.concatenate(list(rows)), offsets_of(sizes)
+    return list(chain.from_iterable(rows)), offsets_of(sizes)
+
+
+def _table(logprobs: Any, token_ids: Int32Array) -> LogprobTable | None:
+    """Any shape of logprobs. Where they come without ids they are those of `token_ids`."""
+    if logprobs is None:
+        return None
+    fields = _fields(logprobs)
+    if fields("start_indices") is not None:
+        return _flat_table(fields)
+    if fields("content") is not None:
+        return _table_of_mappings([_candidates(entry) for entry in fields("content")])
+    if isinstance(logprobs, list) and isinstance(logprobs[0] if logprobs else None, Mapping):
+        return _table_of_mappings(logprobs)
+    values = _float32(logprobs, "logprobs")
+    if len(values) != len(token_ids):
+        raise CaptureError(f"the engine returned {len(values)} logprobs for {len(token_ids)} tokens")
+    return LogprobTable(token_ids, values, np.arange(len(values) + 1))
+
+
+def _flat_table(fields: Fields) -> LogprobTable:
+    """vLLM's FlatLogprobs."""
+    ids, values = _int32(fields("token_ids"), "the ids of the logprobs"), _float32(fields("logprobs"), "logprobs")
+    starts, ends = _int64(fields("start_indices"), "start_indices"), _int64(fields("end_indices"), "end_indices")
+    offsets = np.concatenate([starts, ends[-1:]])
+    if len(ids) != len(values) or not len(offsets) or offsets[-1] != len(ids) or not np.array_equal(offsets[1:], ends):
+        raise CaptureError(f"the engine's {len(values)} logprobs, their ids and their positions do not fit each other")
+    return LogprobTable(ids, values, offsets)
+
+
+def _table_of_mappings(rows: Collection[Mapping[int, Any]]) -> LogprobTable:
+    """One mapping a token, from id to a number or to an object with `logprob` (vLLM's Logprob)."""
+    ids, offsets = _flattened(rows, "the logprobs")
+    values = [getattr(value, "logprob", value) for row in rows for value in row.values()]
+    return LogprobTable(_int32(ids, "the ids of the logprobs"), _float32(values, "logprobs"), offsets)
+
+
+def _candidates(entry: Mapping[str, Any]) -> dict[int, Any]:
+    """A token of vLLM's JSON: the sampled id and the most likely ones."""
+    try:
+        return {one["token_id"]: one["logprob"] for one in (entry, *(entry.get("top_logprobs") or ()))}
+    except KeyError:
+        raise CaptureError("the logprobs have no token ids: ask the server for output_mode=tokens") from None
+
+
+def _int64(values: Any, what: str) -> Int64Array:
+    return _int32(values, what).astype(np.int64)
+
+
+def _int32(values: Any, what: str) -> Int32Array:
+    """int32 [N], never a view of `values`. Raises CaptureError for anything but whole numbers of 32 bits."""
+    if not isinstance(values, list):
+        array = np.asarray(values)
+        fits = not array.size or (array.dtype.kind in "iu" and INT32.min <= array.min() and array.max() <= INT32.max)
+        if array.ndim != 1 or not fits:
+            raise CaptureError(f"{what} are not a list of 32-bit integers")
+        return array.astype(np.int32)
+    try:
+        return np.frombuffer(struct.pack(f"{len(values)}i", *values), np.int32)
+    except struct.error:
+        raise CaptureError(f"{what} are not a list of 32-bit integers") from None
+
+
+def _float32(values: Any, what: str) -> Float32Array:
+    """float32 [N], never a view of `values`; a null, which is how JSON carries NaN, becomes NaN."""
+    if not isinstance(values, list):
+        array = np.asarray(values)
+        if array.ndim != 1 or (array.size and array.dtype.kind != "f"):
+            raise CaptureError(f"{what} are not a list of numbers")
+        return array.astype(np.float32)
+    try:
+        return _packed_float32(values)
+    except struct.error:
+        numbers = [math.nan if value is None else value for value in values]
+    try:
+        return _packed_float32(numbers)
+    except struct.error:
+        raise CaptureError(f"{what} are not a list of numbers") from None
+
+
+def _packed_float32(values: list[float]) -> Float32Array:
+    """struct.pack is twice as fast as np.array, np.fromiter and array.array."""
+    return np.frombuffer(struct.pack(f"{len(values)}f", *values), np.float32)

@@ -1,0 +1,126 @@
+"""What a `RolloutWriter` may store: each sample of its part once, and nothing that is not asked for.
+
+With a plan, a request is known because it was handed out as owed. Without one, it is known by its prompt id: prompts
+come one by one, from several processes and after restarts, so all that is derived for them derives from the id.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from rollgen.engines.base import SampleRequest
+from rollgen.errors import DatasetError, UsageError
+from rollgen.format.commit import Part
+from rollgen.format.reader import StoredKeys
+from rollgen.format.recovery import Recovery
+from rollgen.format.retries import RetryList
+from rollgen.loop.owed import Owed
+from rollgen.prompts.plan import Plan
+from rollgen.prompts.single import id_number
+
+
+class PlannedLedger:
+    """The samples of one part of a plan."""
+
+    def __init__(self, plan: Plan, retries: tuple[RetryList, ...], recovery: Recovery, part: Part) -> None:
+        of_others = np.concatenate(
+            [
+                np.repeat(np.arange(plan.prompts) % part.of != part.number, plan.n),
+                *(retry.prompt_index % part.of != part.number for retry in retries),
+            ]
+        )
+        self._owed = Owed(plan, retries, of_others | np.concatenate([recovery.done, *recovery.retried]))
+        self._asked: dict[tuple[int, int, int], tuple[str, int]] = {}
+        """By prompt_index, sample_index and generation: prompt id and position of what is handed out, not stored."""
+        self._outstanding: Counter[int] = Counter()
+        """Samples handed out and not stored, by prompt."""
+
+    def owed(self) -> Iterator[SampleRequest]:
+        """What is not stored now, in plan order. A prompt's samples are handed out together."""
+        requests = self._owed.requests()
+        for request, position, size in requests:
+            group = [(request, position), *((other, place) for other, place, _ in islice(requests, size - 1))]
+            index = request.prompt.prompt_index
+            self._outstanding[index] = len(group)
+            for one, place in group:
+                self._asked[index, one.sample_index, one.generation] = (one.prompt.prompt_id, place)
+            yield from (one for one, _ in group)
+
+    def check(self, request: SampleRequest) -> None:
+        """Raise UsageError unless this sample may be stored now."""
+        prompt = request.prompt
+        asked = self._asked.get((prompt.prompt_index, request.sample_index, request.generation))
+        if asked is None or asked[0] != prompt.prompt_id:
+            raise UsageError(
+                f"({prompt.prompt_id}, {request.sample_index}): this writer does not owe it: it is stored already, of "
+                "another part or another dataset; add what owed() gave, once"
+            )
+
+    def settle(self, request: SampleRequest) -> bool:
+        """The sample is stored, or about to be. Returns whether it was the last one owed of its prompt."""
+        index = request.prompt.prompt_index
+        _, position = self._asked.pop((index, request.sample_index, request.generation))
+        self._owed.settle(position)
+        self._outstanding[index] -= 1
+        if self._outstanding[index]:
+            return False
+        del self._outstanding[index]
+        return True
+
+
+class OpenLedger:
+    """The samples of a dataset without a plan: prompt ids and what is stored of each, in memory."""
+
+    def __init__(self, part: Part) -> None:
+        self._part = part
+        self._stored: set[tuple[str, int]] = set()
+        self._indexes: dict[str, int] = {}
+        self._ids: dict[int, str] = {}
+
+    def mark(self, keys: StoredKeys, path: Path) -> None:
+        """Take in the keys of a shard. Raises DatasetError when one is stored already."""
+        ids, samples = keys.prompt_id.to_pylist(), keys.sample_index.tolist()
+        for prompt_id, prompt_index, sample_index in zip(ids, keys.prompt_index.tolist(), samples, strict=True):
+            if (prompt_id, sample_index) in self._stored:
+                raise DatasetError(f"{path}: holds samples that are stored already; remove one of the two copies")
+            self._remember(prompt_id, prompt_index)
+            self._stored.add((prompt_id, sample_index))
+
+    def owns(self, prompt_id: str) -> bool:
+        """Whether the prompt is of this writer's part."""
+        return id_number(prompt_id) % self._part.of == self._part.number
+
+    def check(self, request: SampleRequest) -> None:
+        """Raise UsageError unless this sample may be stored now."""
+        prompt = request.prompt
+        if not self.owns(prompt.prompt_id):
+            raise UsageError(f"prompt {prompt.prompt_id!r} is not of part {self._part}; ask owns() first")
+        if not self._remember(prompt.prompt_id, prompt.prompt_index):
+            raise UsageError(
+                f"prompt {prompt.prompt_id!r} with prompt_index {prompt.prompt_index}: the id has another number, or "
+                "the number another id; give each prompt one of its own, or none"
+            )
+        if self.is_stored(prompt.prompt_id, request.sample_index):
+            raise UsageError(f"({prompt.prompt_id}, {request.sample_index}) is stored already; ask is_stored() first")
+
+    def settle(self, request: SampleRequest) -> bool:
+        """The sample is stored, or about to be. False: more samples of a prompt may always come."""
+        self._stored.add((request.prompt.prompt_id, request.sample_index))
+        return False
+
+    def is_stored(self, prompt_id: str, sample_index: int) -> bool:
+        """Whether this sample is stored, or waits for its commit."""
+        return (prompt_id, sample_index) in self._stored
+
+    def _remember(self, prompt_id: str, prompt_index: int) -> bool:
+        """Whether id and number belong to each other; they do from now on if neither was known."""
+        same_index = self._indexes.setdefault(prompt_id, prompt_index) == prompt_index
+        return same_index and self._ids.setdefault(prompt_index, prompt_id) == prompt_id
+
+
+Ledger = PlannedLedger | OpenLedger

@@ -1,0 +1,404 @@
+"""`RolloutWriter`: a dataset for teams that have a generation loop of their own.
+
+The loop asks an engine, the writer does the rest: it checks every output, keeps each sample once, and commits by the
+same protocol as `rollgen generate`, whose datasets it also continues. Which samples there are is said in one of two
+ways:
+
+    prompts=...   planned: the plan, the seeds and what is owed are those of `rollgen generate`
+    no prompts    planless: `request()` makes one request after another; nothing is owed
+
+Several processes may write one dataset, each under a `writer` name and with a `part` of the prompts of its own. An
+engine's sampling masks are read natively unless `capture="logprobs"`; `capture="auto"` of a new dataset means native.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self, TypeAlias
+
+from rollgen.config import RunConfig, as_config
+from rollgen.directory import Holds, check_start, inspect_directory, remove_frame
+from rollgen.engines.base import Capture, SampleRequest
+from rollgen.engines.installed import installed_engine
+from rollgen.engines.outputs import SampledOutput, completion_of, read_outputs
+from rollgen.engines.replay import check_replayable, check_untruncated
+from rollgen.errors import CaptureError, UsageError
+from rollgen.format.commit import Part, WriterSlot, check_writer_name, list_shards, start_section
+from rollgen.format.failures import FailureLog, Stage
+from rollgen.format.invariants import find_problem
+from rollgen.format.manifest import EngineRecord, Manifest, read_manifest
+from rollgen.format.recovery import PlannedKeys, recover, recover_shards
+from rollgen.format.retries import read_retries
+from rollgen.format.schema import PLAN_FILE
+from rollgen.format.writer import ShardWriter
+from rollgen.ledger import Ledger, OpenLedger, PlannedLedger
+from rollgen.preflight import (
+    Preflight,
+    check_engine,
+    continue_run,
+    establish,
+    establish_planless,
+    plan_run,
+    record_tombstones,
+    resolve_model,
+)
+from rollgen.prompts.model import ModelInfo, load_model_info
+from rollgen.prompts.parameters import Parameters, run_parameters
+from rollgen.prompts.plan import Plan
+from rollgen.prompts.single import check_sample, single_prompt
+from rollgen.prompts.sources import PromptInput
+from rollgen.rollouts import Completion
+
+Prompts: TypeAlias = PromptInput | Iterable[PromptInput]
+"""A path, a pattern or `-`, a row as a mapping, or several of these."""
+
+_LOG = logging.getLogger("rollgen")
+
+
+def prompt_inputs(prompts: Prompts) -> list[PromptInput]:
+    """One or several inputs as a list."""
+    return [prompts] if isinstance(prompts, str | Path | Mapping) else list(prompts)
+
+
+class RolloutWriter:
+    """Writes what a generation loop samples as a dataset. Use as a context manager; any thread may call its methods.
+
+    `config` is a RunConfig, or its fields are given as `settings`: model and sampling say what the dataset is.
+    `prompts` is as in `rollgen.generate`. `part` is (i, N): this writer makes the prompts whose number is i modulo N.
+    `engine` is the name of an installed package, or an EngineRecord that says more. A directory that holds a dataset is
+    continued: a sample is stored once, whatever was interrupted.
+
+    Leaving the block commits everything, also when it is left by an exception; the last writer to leave then refreshes
+    the dataset card. Raises UsageError for settings and prompts that are wrong, ResumeRefused when the directory holds
+    another dataset or a live writer that this one does not go with, and DatasetError for damage.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        config: RunConfig | None = None,
+        *,
+        prompts: Prompts | None = None,
+        writer: str = "w0",
+        part: tuple[int, int] = (0, 1),
+        engine: str | EngineRecord = "vllm",
+        **settings: Any,
+    ) -> None:
+        self.directory = Path(directory)
+        self._config = as_config(config, settings)
+        check_writer_name(writer)
+        record = engine if isinstance(engine, EngineRecord) else installed_engine(engine)
+        self._slot = WriterSlot(self.directory, writer, _checked_part(part))
+        self._lock = threading.Lock()
+        check_start(self.directory, inspect_directory(self.directory), resume=True, clean=False)
+        created = not self.directory.exists()
+        with ExitStack() as resources:
+            resources.enter_context(self._slot)
+            with ExitStack() as on_error:
+                if created:
+                    on_error.callback(remove_frame, self._slot)
+                self._opened = _open(self._slot, self._config, record, prompts)
+                on_error.pop_all()
+            self._writer = resources.enter_context(
+                ShardWriter(self._slot, self.manifest, commit_interval=self._config.commit_interval)
+            )
+            self._failures = FailureLog(self.directory, writer)
+            self._resources = resources.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    @property
+    def manifest(self) -> Manifest:
+        """What the dataset is: `manifest.capture` says how supports are read."""
+        return self._opened.manifest
+
+    def owed(self) -> Iterator[SampleRequest]:
+        """The samples of this writer's part that are not stored yet, in plan order. Asked again, what is left then."""
+        if not isinstance(self._opened.ledger, PlannedLedger):
+            raise UsageError("owed: nothing is owed without a plan; give prompts, or make requests with request()")
+        return _Locked(self._opened.ledger.owed(), self._lock)
+
+    def owns(self, prompt_id: str) -> bool:
+        """Whether a prompt is of this writer's part, in a dataset without a plan."""
+        return self._open_ledger("owns").owns(prompt_id)
+
+    def is_stored(self, prompt_id: str, sample_index: int = 0) -> bool:
+        """Whether a sample is stored or waits for its commit, in a dataset without a plan."""
+        with self._lock:
+            return self._open_ledger("is_stored").is_stored(prompt_id, sample_index)
+
+    def request(
+        self,
+        prompt_id: str,
+        prompt_token_ids: Sequence[int],
+        sample_index: int = 0,
+        *,
+        seed: int | None = None,
+        prompt: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        prompt_index: int | None = None,
+        **sampling: Any,
+    ) -> SampleRequest:
+        """One sample to make, in a dataset without a plan. Raises UsageError for what a prompt file could not hold.
+
+        `sampling` overrides the dataset's settings; max_tokens is clamped to the context. `seed` is what the engine
+        gets, by default the hash that a plan would give. `prompt_index` orders and groups the rows, by default 63 bits
+        of a hash of the id.
+        """
+        ledger = self._open_ledger("request")
+        check_sample(sample_index, seed)
+        opened = self._opened
+        made = single_prompt(
+            opened.run,
+            opened.model,
+            prompt_id=prompt_id,
+            prompt_index=prompt_index,
+            token_ids=prompt_token_ids,
+            prompt=prompt,
+            metadata=metadata,
+            sampling=sampling,
+        )
+        if not made.sampling.truncates:
+            check_untruncated(self._config)
+        elif self.manifest.capture == "none":
+            raise UsageError(f"prompt {prompt_id!r} truncates, but this dataset began without top_k, top_p and min_p")
+        request = SampleRequest(made, sample_index, given_seed=seed)
+        with self._lock:
+            ledger.check(request)
+        return request
+
+    def add(self, request: SampleRequest, output: object) -> None:
+        """Store an engine's output for a request: any shape that `engines/shapes.py` lists.
+
+        Of an output with several sequences, number j becomes sample_index + j, with the seed that vLLM gave it:
+        seed + j. Durable after the next commit, which is by time or size; see `flush`.
+
+        Raises IncompleteSupport when the engine must be asked again with more logprobs, CaptureError when a completion
+        is not exact or not finished (both become lines of failures/), UnfitEngine when the engine does not return what
+        the capture needs, and UsageError for a sample that is not to be stored. Of that output nothing is stored then.
+        """
+        with self._lock:
+            self._check_open()
+            self._opened.ledger.check(request)
+            try:
+                completions = self._completions(request, output)
+            except CaptureError as error:
+                self._record(request, "capture", str(error))
+                raise
+            for one, completion in completions:
+                if problem := find_problem(completion, self.manifest.vocab_size):
+                    self._record(one, "invariant", problem)
+                    raise CaptureError(f"({completion.prompt_id}, {completion.sample_index}): {problem}")
+            for one, completion in completions:
+                self._writer.add(completion)
+                if self._opened.ledger.settle(one):
+                    self._writer.close_group(completion.prompt_index)
+            self._writer.tick()
+
+    def fail(self, request: SampleRequest, error: BaseException | str) -> None:
+        """Record that the engine failed this request. It stays owed, and may still be added."""
+        with self._lock:
+            self._check_open()
+            self._record(request, "engine", " ".join(str(error).split()) or type(error).__name__)
+
+    def flush(self) -> None:
+        """Commit everything added so far; durable on return."""
+        with self._lock:
+            self._check_open()
+            self._writer.flush()
+
+    def close(self) -> None:
+        """Commit everything and leave. May be called again."""
+        with self._lock:
+            if self._slot.held:
+                self._resources.close()
+                self._refresh_card()
+
+    def _refresh_card(self) -> None:
+        """By the last writer to leave, which one at a time can tell."""
+        from rollgen.inspect.card import write_card  # polars: not before somebody needs it
+
+        with start_section(self.directory):
+            if not self._slot.others() and list_shards(self.directory):
+                write_card(self.directory)
+
+    def _completions(self, request: SampleRequest, output: object) -> list[tuple[SampleRequest, Completion]]:
+        """Each sequence with its request. Raises CaptureError and UsageError."""
+        sampled = read_outputs(
+            output,
+            truncates=request.prompt.sampling.truncates,
+            vocab_size=self.manifest.vocab_size,
+            capture=self.manifest.capture,
+            sampling=request.prompt.sampling,
+        )
+        if len(sampled) == 1:
+            return [(request, self._completion(request, sampled[0]))]
+        several = [
+            replace(request, sample_index=request.sample_index + number, given_seed=request.seed + number)
+            for number in range(len(sampled))
+        ]
+        for one in several:
+            self._opened.ledger.check(one)
+        return [(one, self._completion(one, each)) for one, each in zip(several, sampled, strict=True)]
+
+    def _completion(self, request: SampleRequest, sampled: SampledOutput) -> Completion:
+        opened = self._opened
+        return completion_of(
+            request,
+            sampled,
+            replayable=opened.replayable,
+            support_logprobs=self.manifest.support_logprobs,
+            text=opened.model.tokenizer.decode(sampled.token_ids, skip_special_tokens=True),
+        )
+
+    def _record(self, request: SampleRequest, stage: Stage, error: str) -> None:
+        prompt = request.prompt
+        self._failures.record(
+            prompt.prompt_id,
+            prompt.prompt_index,
+            request.sample_index,
+            stage,
+            error,
+            generation=request.generation,
+        )
+
+    def _open_ledger(self, method: str) -> OpenLedger:
+        if not isinstance(self._opened.ledger, OpenLedger):
+            raise UsageError(f"{method}: this dataset has a plan; take requests from owed()")
+        return self._opened.ledger
+
+    def _check_open(self) -> None:
+        if not self._slot.held:
+            raise UsageError(f"{self.directory}: this writer is closed; open another one")
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """A dataset that may be written to."""
+
+    manifest: Manifest
+    model: ModelInfo
+    run: Parameters
+    """The dataset's own sampling."""
+    replayable: bool
+    ledger: Ledger
+
+
+@dataclass(frozen=True, slots=True)
+class _Loop:
+    """`preflight.SampledBy` for a loop that is not ours."""
+
+    record: EngineRecord
+    capture: Capture
+    dtype: str
+
+
+class _Locked(Iterator[SampleRequest]):
+    """An iterator that several threads may share."""
+
+    def __init__(self, requests: Iterator[SampleRequest], lock: threading.Lock) -> None:
+        self._requests = requests
+        self._lock = lock
+
+    def __next__(self) -> SampleRequest:
+        with self._lock:
+            return next(self._requests)
+
+
+def _checked_part(part: tuple[int, int]) -> Part:
+    index, of = part
+    if not 0 <= index < of:
+        raise UsageError(f"part: ({index}, {of}) is none of {of} parts; give (i, N) with i from 0 to N - 1")
+    return Part(index, of)
+
+
+def _open(slot: WriterSlot, config: RunConfig, record: EngineRecord, prompts: Prompts | None) -> _Opened:
+    """Begin the dataset or continue it. Raises as `RolloutWriter` says."""
+    return _open_planless(slot, config, record) if prompts is None else _open_planned(slot, config, record, prompts)
+
+
+def _open_planned(slot: WriterSlot, config: RunConfig, record: EngineRecord, prompts: Prompts) -> _Opened:
+    """The first writer plans while all others wait; those plan for themselves, to compare, at the same time."""
+    directory, plan_path = slot.directory, slot.directory / f".tmp-{slot.writer}-plan.parquet"
+    inputs = prompt_inputs(prompts)
+    with ExitStack() as on_exit:
+        on_exit.callback(plan_path.unlink, missing_ok=True)  # established, it has its final name
+        with start_section(directory):
+            if _begins(directory):
+                preflight = plan_run(inputs, config, plan_path)
+                return _planned(slot, preflight, establish(preflight, _loop(preflight, record), slot))
+        preflight = plan_run(inputs, config, plan_path, continued=directory)
+        with start_section(directory):
+            preflight = continue_run(preflight, directory)  # again: it may have changed meanwhile
+            loop = _loop(preflight, record)
+            check_engine(preflight, loop)
+            return _planned(slot, preflight, establish(preflight, loop, slot))
+
+
+def _begins(directory: Path) -> bool:
+    """Whether there is no dataset yet. Raises UsageError where none can be."""
+    holds = inspect_directory(directory)
+    check_start(directory, holds, resume=True, clean=False)
+    return holds is not Holds.RUN
+
+
+def _loop(preflight: Preflight, record: EngineRecord) -> _Loop:
+    """Capture and dtype: as continued, else as configured, else native masks and the checkpoint's dtype."""
+    wanted, stored = preflight.capture_wanted, preflight.stored
+    of_stored = stored is not None and preflight.config.dtype == "auto"
+    dtype = stored.model.dtype if stored is not None and of_stored else preflight.model.dtype
+    return _Loop(record, "native" if wanted == "auto" else wanted, dtype)
+
+
+def _planned(slot: WriterSlot, preflight: Preflight, manifest: Manifest) -> _Opened:
+    plan = Plan(slot.directory / PLAN_FILE)
+    retries = read_retries(slot.directory, manifest)
+    recovery = recover(slot, manifest.config_digest, PlannedKeys(plan.offsets, plan.prompt_ids, retries))
+    _log(recovery.findings)
+    record_tombstones(plan, preflight.known_prompts, FailureLog(slot.directory, slot.writer))
+    return _Opened(
+        manifest,
+        preflight.model,
+        run_parameters(preflight.config, preflight.model.vocab_size),
+        preflight.replayable,
+        PlannedLedger(plan, retries, recovery, slot.part),
+    )
+
+
+def _open_planless(slot: WriterSlot, config: RunConfig, record: EngineRecord) -> _Opened:
+    replayable = check_replayable(config)
+    model = load_model_info(config, resolve_model(config))
+    run = run_parameters(config, model.vocab_size)
+    ledger = OpenLedger(slot.part)
+    with start_section(slot.directory):
+        stored = None if _begins(slot.directory) else read_manifest(slot.directory)
+        manifest = establish_planless(config, model, _planless_loop(config, model, run, record, stored), slot)
+        _log(recover_shards(slot, manifest.config_digest, ledger.mark))
+    return _Opened(manifest, model, run, replayable, ledger)
+
+
+def _planless_loop(
+    config: RunConfig, model: ModelInfo, run: Parameters, record: EngineRecord, stored: Manifest | None
+) -> _Loop:
+    capture: Capture = "none"
+    if config.capture != "auto":
+        capture = config.capture
+    elif stored is not None:
+        capture = stored.capture
+    elif run.sampling.truncates:
+        capture = "native"
+    return _Loop(record, capture, model.dtype if stored is None or config.dtype != "auto" else stored.model.dtype)
+
+
+def _log(findings: tuple[str, ...]) -> None:
+    for finding in findings:
+        _LOG.warning("%s", finding)
