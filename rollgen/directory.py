@@ -6,6 +6,7 @@ Only names of the format are ever touched, so a directory that holds anything el
 from __future__ import annotations
 
 import shutil
+import tempfile
 from enum import Enum
 from fnmatch import fnmatch
 from pathlib import Path
@@ -105,9 +106,12 @@ def clean_directory(directory: Path) -> None:
 
 def remove_frame(slot: WriterSlot) -> None:
     """Take the directory away again that a start made which came to nothing, unless it holds something by now."""
-    with start_section(slot.directory):
-        if inspect_directory(slot.directory) is Holds.NOTHING and not slot.others():
-            shutil.rmtree(slot.directory)
+    directory = slot.directory
+    with start_section(directory):
+        if inspect_directory(directory) is Holds.NOTHING and not slot.others():
+            aside = tempfile.mkdtemp(prefix=".tmp-", dir=directory.parent)
+            directory.rename(aside)  # at once: whoever starts meanwhile makes a new one
+            shutil.rmtree(aside)
 
 
 def _foreign_data(directory: Path) -> bool:

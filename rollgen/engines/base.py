@@ -82,8 +82,9 @@ class Engine(Protocol):
     async def sample(self, request: SampleRequest) -> Completion:
         """One finished sample with the exact support of every token.
 
-        Raises RequestError for this request alone, CaptureError when no exact support came back, and EngineError when
-        the engine is dead. Cancelling the call aborts the request in the engine.
+        Raises RequestError for this request alone, CaptureError when no exact support came back, EngineError when the
+        engine is dead, and UnfitEngine when it lives but no request can get what is asked for. Cancelling the call
+        aborts the request in the engine.
         """
         ...
 

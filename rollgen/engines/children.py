@@ -1,8 +1,8 @@
 """Runs inside vLLM's child processes, as a `vllm.general_plugins` entry point: they never outlive rollgen.
 
 The kernel kills each child when the process that started it dies, whatever it died of: otherwise a `kill -9` of rollgen
-leaves the engine on the GPU. And signals to rollgen's process group, like a terminal's Ctrl-C, are left to rollgen, which
-commits what is finished and then ends the engine in order: each child has a process group of its own.
+leaves the engine on the GPU. And each child has a process group of its own, so that signals to rollgen's, like a
+terminal's Ctrl-C, are left to rollgen, which commits what is finished and then ends the engine in order.
 
 vLLM loads the plugin wherever rollgen is installed; it does nothing in processes that rollgen did not start.
 """

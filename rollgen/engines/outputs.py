@@ -18,7 +18,7 @@ from rollgen.engines.capture import (
     sampled_logprobs,
     untruncated,
 )
-from rollgen.engines.shapes import Sequence, read_sequences
+from rollgen.engines.shapes import RawSequence, read_sequences
 from rollgen.errors import IncompleteSupport, UnfitEngine
 from rollgen.rollouts import Completion, Sampling
 
@@ -96,7 +96,7 @@ def completion_of(
 
 
 def _support(
-    sequence: Sequence, *, truncates: bool, vocab_size: int, capture: Capture, sampling: Sampling | None
+    sequence: RawSequence, *, truncates: bool, vocab_size: int, capture: Capture, sampling: Sampling | None
 ) -> CapturedSupport:
     """The supports of a sequence, as its capture reads them."""
     token_ids, table, masks = sequence.token_ids, sequence.logprobs, sequence.masks
@@ -108,7 +108,10 @@ def _support(
     if table is None and masks is not None and masks.logprobs is not None:
         table = LogprobTable(masks.ids, masks.logprobs, masks.offsets)
     if table is None:
-        raise UnfitEngine("the output has no logprobs: ask for those of the sampled tokens at least")
+        raise UnfitEngine(
+            "the output has no logprobs of the distribution that was sampled from: ask vLLM for logprobs=0 at least, "
+            "SGLang for return_sampling_mask (or return_logprob, where nothing truncates)"
+        )
     if not truncates:
         return untruncated(len(token_ids), sampled_logprobs(table, token_ids))
     if capture == "logprobs" or masks is None:

@@ -53,7 +53,7 @@ class Masks(NamedTuple):
     """float32 [K] of every id, if the engine returned them."""
 
 
-class Sequence(NamedTuple):
+class RawSequence(NamedTuple):
     """One finished sequence, whatever engine it came from."""
 
     token_ids: Int32Array
@@ -67,7 +67,7 @@ class Sequence(NamedTuple):
     """JSON text."""
 
 
-def read_sequences(output: object, *, truncates: bool) -> list[Sequence]:
+def read_sequences(output: object, *, truncates: bool) -> list[RawSequence]:
     """All sequences of an answer, in the order of their `index`. See the top of this file for what raises."""
     if isinstance(output, list | tuple):
         return [sequence for item in output for sequence in read_sequences(item, truncates=truncates)]
@@ -77,7 +77,7 @@ def read_sequences(output: object, *, truncates: bool) -> list[Sequence]:
             ordered = sorted(map(_fields, fields(several)), key=lambda one: one("index") or 0)
             return [_sequence(one, truncates=truncates) for one in ordered]
     if fields("meta_info") is not None:
-        return [_sglang_sequence(fields, fields("meta_info").get, truncates=truncates)]
+        return [_sglang_sequence(fields, _fields(fields("meta_info")), truncates=truncates)]
     if fields("token_ids") is not None:
         return [_sequence(fields, truncates=truncates)]
     found = f"the fields {', '.join(map(str, output))}" if isinstance(output, Mapping) else type(output).__name__
@@ -93,7 +93,7 @@ def _fields(output: object) -> Fields:
     return lambda name: getattr(output, name, None)
 
 
-def _sequence(fields: Fields, *, truncates: bool) -> Sequence:
+def _sequence(fields: Fields, *, truncates: bool) -> RawSequence:
     """vLLM's and plain ones: they share their names."""
     finish_reason, stop_reason = _finish(fields("finish_reason"), fields("stop_reason"))
     token_ids = _token_ids(fields("token_ids"))
@@ -103,10 +103,10 @@ def _sequence(fields: Fields, *, truncates: bool) -> Sequence:
     elif truncates and fields("sampling_mask") is not None:
         masks = _masks(fields("sampling_mask"), fields("support_logprobs"))
     table = _table(fields("logprobs"), token_ids)
-    return _aligned(Sequence(token_ids, table, masks, finish_reason, stop_reason))
+    return _aligned(RawSequence(token_ids, table, masks, finish_reason, stop_reason))
 
 
-def _sglang_sequence(fields: Fields, meta: Fields, *, truncates: bool) -> Sequence:
+def _sglang_sequence(fields: Fields, meta: Fields, *, truncates: bool) -> RawSequence:
     """SGLang's `output_token_logprobs` are those before truncation: of use only where nothing truncates."""
     reason = meta("finish_reason")
     reason = reason if isinstance(reason, Mapping) else {"type": reason}
@@ -119,11 +119,11 @@ def _sglang_sequence(fields: Fields, meta: Fields, *, truncates: bool) -> Sequen
     masks, logprobs = meta("output_token_sampling_mask"), meta("output_token_sampling_logprobs")
     if not truncates or masks is None:
         table = None if truncates else _table([row[0] for row in rows], token_ids)
-        return _aligned(Sequence(token_ids, table, None, finish_reason, stop_reason))
-    of_support = logprobs is not None and len(logprobs) > 0 and isinstance(logprobs[0], Collection | np.ndarray)
+        return _aligned(RawSequence(token_ids, table, None, finish_reason, stop_reason))
+    of_support = logprobs is not None and len(logprobs) > 0 and isinstance(logprobs[0], Collection)
     masks = _masks(masks, logprobs if of_support else None)
     table = None if of_support else _table(logprobs, token_ids)
-    return _aligned(Sequence(token_ids, table, masks, finish_reason, stop_reason))
+    return _aligned(RawSequence(token_ids, table, masks, finish_reason, stop_reason))
 
 
 def _finish(reason: object, stop: object) -> tuple[str, str | None]:
@@ -148,7 +148,7 @@ def _token_ids(values: Any) -> Int32Array:
     return token_ids
 
 
-def _aligned(sequence: Sequence) -> Sequence:
+def _aligned(sequence: RawSequence) -> RawSequence:
     """The sequence, if all that it has is of as many tokens. Raises CaptureError otherwise."""
     tokens = len(sequence.token_ids)
     for part, name in ((sequence.logprobs, "logprobs"), (sequence.masks, "sampling masks")):
@@ -163,8 +163,14 @@ def _masks(value: Any, support_logprobs: Any) -> Masks:
     fields = _fields(value)
     ids = fields("ids") if fields("token_ids") is None else fields("token_ids")
     logprobs = support_logprobs if fields("logprobs") is None else fields("logprobs")
+    if ids is None and isinstance(value, tuple):
+        if len(value) not in {2, 3}:
+            raise CaptureError(
+                f"a tuple of sampling masks is (ids, offsets) or these and logprobs, got {len(value)} items"
+            )
+        return _csr(*value)
     if ids is None:
-        return _csr(*value) if isinstance(value, tuple) else _nested(value, support_logprobs)
+        return _nested(value, support_logprobs)
     if fields("offsets") is not None:
         return _csr(ids, fields("offsets"), logprobs)
     if fields("lengths") is None:
@@ -203,7 +209,7 @@ def _nested(rows: Any, logprobs: Any) -> Masks:
 def _support_logprobs(values: Any, offsets: Int64Array) -> Float32Array:
     """float32 [K], parallel to the ids: nested in the same way, or flat."""
     own = offsets
-    if len(values) and isinstance(values[0], Collection | np.ndarray):
+    if len(values) and isinstance(values[0], Collection):
         values, own = _flattened(values, "the support logprobs")
     logprobs = _float32(values, "the support logprobs")
     if len(logprobs) != offsets[-1] or not np.array_equal(own, offsets):

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import fields
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
@@ -25,6 +24,7 @@ from rollgen.config import RunConfig
 from rollgen.engines.base import Capture, RequestError, SampleRequest
 from rollgen.engines.capture import first_num_logprobs
 from rollgen.engines.children import PARENT_VARIABLE
+from rollgen.engines.installed import PROCESSORS, package_versions
 from rollgen.engines.outputs import completion_of, read_outputs
 from rollgen.engines.requirements import NATIVE_ARGUMENT, native_problem
 from rollgen.errors import EngineError, IncompleteSupport, UsageError
@@ -65,10 +65,7 @@ TERMINATE_SECONDS = 5.0
 """For a process of a half-loaded engine to end by itself."""
 WINDOW_PER_SLOT = 1.5
 """Requests in flight for each place in the engine's batch: the next prompt waits inside the engine, not outside."""
-PROCESSORS = "temperature, min_p, top_k, top_p"
-"""vLLM's order (`vllm/v1/worker/gpu/sample/sampler.py`)."""
 _DEAD = "vLLM's engine process died (its own messages are above)"
-_VERSIONED = ("torch", "transformers", "triton", "flashinfer-python")
 
 
 class VllmEngine:
@@ -257,8 +254,10 @@ def _resolve(
             problem = str(error)
     if wanted == "native":
         raise UsageError(f"--capture native: {problem}; use --capture logprobs")
-    note = f"supports are read from logprobs instead of sampling masks: {problem}"
-    return "logprobs", _vllm_config(config, model, native=False), (note,)
+    built = _vllm_config(config, model, native=False)
+    if current_platform.is_cpu():  # there it is what everyone gets
+        return "logprobs", built, ()
+    return "logprobs", built, (f"supports are read from logprobs instead of sampling masks: {problem}",)
 
 
 def _native_config(config: RunConfig, model: str) -> VllmConfig:
@@ -333,14 +332,10 @@ def _sampling_arguments(config: RunConfig, vocab_size: int) -> dict[str, Any]:
 
 
 def _engine_record() -> EngineRecord:
-    versions = {}
-    for package in _VERSIONED:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
     device = current_platform.device_type if current_platform.is_cpu() else current_platform.get_device_name()
-    return EngineRecord(name="vllm", version=vllm_version, device=device, versions=versions, processors=PROCESSORS)
+    return EngineRecord(
+        name="vllm", version=vllm_version, device=device, versions=package_versions(), processors=PROCESSORS["vllm"]
+    )
 
 
 def _one_line(error: BaseException) -> str:

@@ -305,7 +305,10 @@ def _open_lock(path: Path, *, wait: bool) -> IO[bytes] | None:
     """The lock file, opened and locked; None when another one holds it and we are not to wait."""
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("ab")
+        try:
+            file = path.open("ab")
+        except FileNotFoundError:  # see below
+            continue
         if wait:
             fcntl.flock(file, fcntl.LOCK_EX)
         elif not _lock_exclusively(file):

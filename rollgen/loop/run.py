@@ -18,7 +18,7 @@ import numpy as np
 from rollgen.config import EMBEDDED_MODEL, RunConfig
 from rollgen.directory import Holds, check_start, inspect_directory, remove_frame
 from rollgen.engines.base import Engine
-from rollgen.engines.requirements import check_vllm
+from rollgen.engines.requirements import check_vllm, native_cost
 from rollgen.errors import EngineError, UnfitEngine, UsageError
 from rollgen.format.commit import WriterSlot
 from rollgen.format.failures import FailureLog
@@ -231,8 +231,11 @@ class _Run:
                 self.reporter.note(f"{count} {text}")
 
     def _note_engine(self, engine: Engine) -> None:
-        for note in engine.notes:
-            self.reporter.note(note)
+        summary = self.preflight.summary
+        cost = native_cost(summary.smallest_top_k, summary.largest_top_k) if engine.capture == "native" else None
+        for note in (*engine.notes, cost):
+            if note:
+                self.reporter.note(note)
 
     def _recover(self, plan: Plan) -> Owed:
         """What earlier attempts have left to do, and what a new retry adds to it."""

@@ -144,7 +144,7 @@ def test_an_engine_killed_three_times_and_stopped_once(
     The fourth time it is stopped (SIGSTOP), not killed: it hangs, like a device that has died.
     """
     out, journal = tmp_path / "out", tmp_path / "out" / "journal" / "w0.jsonl"
-    process = rollgen.start(*options[:-1], 3 * N, "--stall-timeout", 4, "--json")
+    process = rollgen.start(*options[:-1], 3 * N, "--stall-timeout", 15, "--json")
     wait_for_shards(out, 1, process)
     for death in range(4):
         for pid in engines_of(process):
