@@ -30,6 +30,7 @@ def generate(
     *,
     resume: bool = False,
     clean: bool = False,
+    retry: str | None = None,
     reporter: Reporter | None = None,
     **settings: Any,
 ) -> RunStats:
@@ -38,6 +39,7 @@ def generate(
     `prompts` is a path, a pattern, a row like `{"prompt": "Hello"}`, or a list of these. How to sample them is said by
     `config` or by its fields as `settings` (`model=..., n=4, top_k=50`): `rollgen.RunConfig` describes them. Unlike the
     command, neither the environment nor a file is read. `resume` continues the run in `out`, `clean` replaces it.
+    `retry="finish_reason=length"` with `resume` and a larger `max_tokens` makes samples that were cut again.
 
     Nothing is printed: phases are info, notes warnings and progress debug messages of the logger `rollgen`, unless a
     `reporter` takes them. `RunStats.owed` says whether samples are missing, because they failed.
@@ -56,6 +58,7 @@ def generate(
             reporter=reporter or LoggingReporter(),
             resume=resume,
             clean=clean,
+            retry=retry,
         )
     if stats.stored:
         write_card(directory)
