@@ -53,11 +53,10 @@ def group_members(process: subprocess.Popen[str]) -> list[int]:
     return [int(line.split()[0]) for line in listing.stdout.splitlines() if not line.split()[1].startswith("Z")]
 
 
-@pytest.mark.timeout(600)  # four engines are loaded
-def test_killed_continued_refused_and_grown(
+def test_killed_continued_and_refused(
     rollgen: Any, options: list[object], tmp_path: Path, wait_for_shards: Any
 ) -> None:
-    """kill -9 after the second commit loses nothing committed; --resume makes exactly the rest; n grows 4 to 5."""
+    """kill -9 after the second commit loses nothing committed; --resume makes exactly the rest."""
     out = tmp_path / "out"
     process = rollgen.start(*options)
     wait_for_shards(out, 2, process)
@@ -82,10 +81,8 @@ def test_killed_continued_refused_and_grown(
     again = json.loads(rollgen(*options, "--resume", "--json").stdout)
     assert (again["stored_before"], again["stored"], again["owed"]) == (PROMPTS * N, 0, 0)
 
-    grown = [*options[: options.index("--n")], "--n", N + 1]
-    assert json.loads(rollgen(*grown, "--resume", "--json").stdout)["stored"] == PROMPTS
-    assert keys(out) == planned(n=N + 1)
-    assert "n: " in rollgen(*options, "--resume", code=4).stderr
+    fewer = [*options[: options.index("--n")], "--n", N - 1]
+    assert "n: " in rollgen(*fewer, "--resume", code=4).stderr
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -168,7 +165,7 @@ def test_an_engine_killed_three_times_and_stopped_once(
 def test_a_dead_engine_fails_the_run_when_no_restart_is_allowed(
     rollgen: Any, options: list[object], tmp_path: Path, wait_for_shards: Any
 ) -> None:
-    """The engine process is killed: exit 1 within a minute, one plain error line, the rest made by --resume."""
+    """The engine process is killed: exit 1 within a minute, one plain error line, what was finished is stored."""
     out = tmp_path / "out"
     options = [*options[:-1], 2 * N]  # twice the work, so that plenty is left when the engine is found
     process = rollgen.start(*options, "--max-restarts", 0)
@@ -179,11 +176,7 @@ def test_a_dead_engine_fails_the_run_when_no_restart_is_allowed(
     assert process.returncode == 1
     assert "rollgen: error: vLLM's engine process died" in stderr
     assert group_members(process) == []
-    stored = len(keys(out))
-    assert stored > 0
-    summary = json.loads(rollgen(*options, "--resume", "--json").stdout)
-    assert summary["stored"] == PROMPTS * 2 * N - stored
-    assert keys(out) == planned(n=2 * N)
+    assert 0 < len(keys(out)) < PROMPTS * 2 * N
 
 
 def rows(out: Path) -> dict[tuple[str, int, int], dict[str, Any]]:
