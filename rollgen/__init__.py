@@ -11,6 +11,8 @@ Importing it loads nothing heavy; public names are loaded when first used.
 
 from __future__ import annotations
 
+import os
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
     from rollgen.loader.batch import Rollout, RolloutBatch, collate
     from rollgen.loader.dataset import RolloutDataset
     from rollgen.rollout_writer import RolloutWriter
+
+if "_ROLLGEN_ENGINE_PARENT" in os.environ and "--multiprocessing-fork" in sys.orig_argv:  # an engine's process
+    import_module("rollgen.engines.children").register()
 
 __version__ = "0.1.0"
 __all__ = [

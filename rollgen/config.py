@@ -154,7 +154,7 @@ class RunConfig(BaseModel):
     )
 
     max_restarts: Annotated[int, Key("operational", panel="Engine")] = Field(
-        5, ge=0, description="Restarts at most of an engine that dies or stalls; what it had in flight is asked again."
+        5, ge=0, description="Restarts of an engine that dies or stalls at work; what it had in flight is made again."
     )
     stall_timeout: Annotated[float, Key("operational", panel="Engine")] = Field(
         600.0, gt=0, description="Seconds without a token after which the engine counts as stalled."

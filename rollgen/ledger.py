@@ -79,17 +79,14 @@ class OpenLedger:
     def __init__(self, part: Part) -> None:
         self._part = part
         self._stored: set[tuple[str, int]] = set()
-        self._indexes: dict[str, int] = {}
-        self._ids: dict[int, str] = {}
 
     def mark(self, keys: StoredKeys, path: Path) -> None:
         """Take in the keys of a shard. Raises DatasetError when one is stored already."""
-        ids, samples = keys.prompt_id.to_pylist(), keys.sample_index.tolist()
-        for prompt_id, prompt_index, sample_index in zip(ids, keys.prompt_index.tolist(), samples, strict=True):
-            if (prompt_id, sample_index) in self._stored:
-                raise DatasetError(f"{path}: holds samples that are stored already; remove one of the two copies")
-            self._remember(prompt_id, prompt_index)
-            self._stored.add((prompt_id, sample_index))
+        found = list(zip(keys.prompt_id.to_pylist(), keys.sample_index.tolist(), strict=True))
+        before = len(self._stored)
+        self._stored.update(found)
+        if len(self._stored) != before + len(found):
+            raise DatasetError(f"{path}: holds samples that are stored already; remove one of the two copies")
 
     def owns(self, prompt_id: str) -> bool:
         """Whether the prompt is of this writer's part."""
@@ -100,11 +97,6 @@ class OpenLedger:
         prompt = request.prompt
         if not self.owns(prompt.prompt_id):
             raise UsageError(f"prompt {prompt.prompt_id!r} is not of part {self._part}; ask owns() first")
-        if not self._remember(prompt.prompt_id, prompt.prompt_index):
-            raise UsageError(
-                f"prompt {prompt.prompt_id!r} with prompt_index {prompt.prompt_index}: the id has another number, or "
-                "the number another id; give each prompt one of its own, or none"
-            )
         if self.is_stored(prompt.prompt_id, request.sample_index):
             raise UsageError(f"({prompt.prompt_id}, {request.sample_index}) is stored already; ask is_stored() first")
 
@@ -116,11 +108,6 @@ class OpenLedger:
     def is_stored(self, prompt_id: str, sample_index: int) -> bool:
         """Whether this sample is stored, or waits for its commit."""
         return (prompt_id, sample_index) in self._stored
-
-    def _remember(self, prompt_id: str, prompt_index: int) -> bool:
-        """Whether id and number belong to each other; they do from now on if neither was known."""
-        same_index = self._indexes.setdefault(prompt_id, prompt_index) == prompt_index
-        return same_index and self._ids.setdefault(prompt_index, prompt_id) == prompt_id
 
 
 Ledger = PlannedLedger | OpenLedger

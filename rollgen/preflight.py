@@ -21,6 +21,7 @@ from rollgen.errors import DatasetError, ResumeRefused, UsageError
 from rollgen.format.commit import WriterSlot
 from rollgen.format.failures import FailureLog
 from rollgen.format.manifest import (
+    PLANLESS,
     Attempt,
     EngineRecord,
     Manifest,
@@ -42,10 +43,6 @@ _REPLACED_KEYS = frozenset(
     "model revision tokenizer trust_remote_code chat_template dtype max_model_len capture engine_arg".split()
 )
 """Identity fields of RunConfig that the identity records by content instead of by name."""
-
-
-PLANLESS = "planless"
-"""Key of the identity, true, of a dataset without a plan."""
 
 
 class SampledBy(Protocol):

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from operator import index
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
@@ -61,8 +62,13 @@ _LOG = logging.getLogger("rollgen")
 
 
 def prompt_inputs(prompts: Prompts) -> list[PromptInput]:
-    """One or several inputs as a list."""
-    return [prompts] if isinstance(prompts, str | Path | Mapping) else list(prompts)
+    """One or several inputs as a list. Raises UsageError for anything else."""
+    if isinstance(prompts, str | Path | Mapping):
+        return [prompts]
+    inputs = list(prompts) if isinstance(prompts, Iterable) else [prompts]
+    if wrong := [one for one in inputs if not isinstance(one, str | Path | Mapping)]:
+        raise UsageError(f"prompts: {wrong[0]!r} is neither a path nor a row; give paths or mappings")
+    return inputs
 
 
 class RolloutWriter:
@@ -145,23 +151,21 @@ class RolloutWriter:
         seed: int | None = None,
         prompt: str | None = None,
         metadata: Mapping[str, Any] | None = None,
-        prompt_index: int | None = None,
         **sampling: Any,
     ) -> SampleRequest:
         """One sample to make, in a dataset without a plan. Raises UsageError for what a prompt file could not hold.
 
         `sampling` overrides the dataset's settings; max_tokens is clamped to the context. `seed` is what the engine
-        gets, by default the hash that a plan would give. `prompt_index` orders and groups the rows, by default 63 bits
-        of a hash of the id.
+        gets, by default the hash that a plan would give. The rows' prompt_index is 63 bits of a hash of the id, the
+        same in every process.
         """
         ledger = self._open_ledger("request")
-        check_sample(sample_index, seed)
+        sample_index = check_sample(sample_index, seed)
         opened = self._opened
         made = single_prompt(
             opened.run,
             opened.model,
             prompt_id=prompt_id,
-            prompt_index=prompt_index,
             token_ids=prompt_token_ids,
             prompt=prompt,
             metadata=metadata,
@@ -179,12 +183,15 @@ class RolloutWriter:
     def add(self, request: SampleRequest, output: object) -> None:
         """Store an engine's output for a request: any shape that `engines/shapes.py` lists.
 
-        Of an output with several sequences, number j becomes sample_index + j, with the seed that vLLM gave it:
-        seed + j. Durable after the next commit, which is by time or size; see `flush`.
+        Durable after the next commit, which is by time or size; see `flush`. Without a plan, an output may have several
+        sequences: the one of index j becomes sample_index + j, with the seed that vLLM gave it, seed + j. (A planned
+        sample has the seed of the plan, which a retry relies on: ask for one at a time.)
 
         Raises IncompleteSupport when the engine must be asked again with more logprobs, CaptureError when a completion
         is not exact or not finished (both become lines of failures/), UnfitEngine when the engine does not return what
         the capture needs, and UsageError for a sample that is not to be stored. Of that output nothing is stored then.
+        Raises DatasetError when a commit fails, on a full disk for instance: then everything is kept, this output too,
+        and committed later.
         """
         with self._lock:
             self._check_open()
@@ -198,8 +205,10 @@ class RolloutWriter:
                 if problem := find_problem(completion, self.manifest.vocab_size):
                     self._record(one, "invariant", problem)
                     raise CaptureError(f"({completion.prompt_id}, {completion.sample_index}): {problem}")
+            decode = self._opened.model.tokenizer.decode
             for one, completion in completions:
-                self._writer.add(completion)
+                text = decode(completion.token_ids, skip_special_tokens=True)
+                self._writer.add(replace(completion, text=text))
                 if self._opened.ledger.settle(one):
                     self._writer.close_group(completion.prompt_index)
             self._writer.tick()
@@ -242,11 +251,13 @@ class RolloutWriter:
         )
         if len(sampled) == 1:
             return [(request, self._completion(request, sampled[0]))]
+        self._open_ledger(f"add: an output of {len(sampled)} sequences")
         several = [
-            replace(request, sample_index=request.sample_index + number, given_seed=request.seed + number)
-            for number in range(len(sampled))
+            replace(request, sample_index=request.sample_index + each.index, given_seed=request.seed + each.index)
+            for each in sampled
         ]
         for one in several:
+            check_sample(one.sample_index, one.seed)
             self._opened.ledger.check(one)
         return [(one, self._completion(one, each)) for one, each in zip(several, sampled, strict=True)]
 
@@ -257,7 +268,7 @@ class RolloutWriter:
             sampled,
             replayable=opened.replayable,
             support_logprobs=self.manifest.support_logprobs,
-            text=opened.model.tokenizer.decode(sampled.token_ids, skip_special_tokens=True),
+            text=None,  # not before the ids are known to be the vocabulary's
         )
 
     def _record(self, request: SampleRequest, stage: Stage, error: str) -> None:
@@ -273,7 +284,7 @@ class RolloutWriter:
 
     def _open_ledger(self, method: str) -> OpenLedger:
         if not isinstance(self._opened.ledger, OpenLedger):
-            raise UsageError(f"{method}: this dataset has a plan; take requests from owed()")
+            raise UsageError(f"{method}: this dataset has a plan; take requests from owed(), one sample each")
         return self._opened.ledger
 
     def _check_open(self) -> None:
@@ -315,10 +326,13 @@ class _Locked(Iterator[SampleRequest]):
 
 
 def _checked_part(part: tuple[int, int]) -> Part:
-    index, of = part
-    if not 0 <= index < of:
-        raise UsageError(f"part: ({index}, {of}) is none of {of} parts; give (i, N) with i from 0 to N - 1")
-    return Part(index, of)
+    try:
+        number, of = map(index, part)
+    except (TypeError, ValueError):
+        raise UsageError(f"part: {part!r} is not a pair of whole numbers; give (i, N) with i from 0 to N - 1") from None
+    if not 0 <= number < of:
+        raise UsageError(f"part: ({number}, {of}) is none of {of} parts; give (i, N) with i from 0 to N - 1")
+    return Part(number, of)
 
 
 def _open(slot: WriterSlot, config: RunConfig, record: EngineRecord, prompts: Prompts | None) -> _Opened:

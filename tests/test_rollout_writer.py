@@ -25,6 +25,7 @@ from rollgen.format.commit import list_shards, live_writers
 from rollgen.format.failures import read_failures
 from rollgen.format.manifest import EngineRecord, read_manifest
 from rollgen.format.reader import open_dataset, verify_shard
+from rollgen.inspect.status import run_status
 from rollgen.prompts.single import id_number
 from rollgen.rollout_writer import RolloutWriter
 from rollgen.rollouts import sample_seed
@@ -209,9 +210,9 @@ def test_planless_is_continued(runs: Runs, planless: Open) -> None:
 
 
 def test_given_numbers_are_kept(runs: Runs, planless: Open) -> None:
-    """A seed and a prompt_index of the loop's own, sampling of the request's own, max_tokens clamped to the context."""
+    """A seed of the loop's own, sampling of the request's own, max_tokens clamped to the context."""
     with planless() as writer:
-        request = writer.request("a", [1] * 250, seed=7, prompt_index=3, temperature=0.5, top_k=4, stop="x")
+        request = writer.request("a", [1] * 250, seed=7, temperature=0.5, top_k=4, stop="x")
         assert request.sampling_params == {
             "seed": 7,
             "temperature": 0.5,
@@ -223,14 +224,10 @@ def test_given_numbers_are_kept(runs: Runs, planless: Open) -> None:
             "stop_token_ids": [],
         }
         writer.add(request, plain(request))
-        with pytest.raises(
-            UsageError, match="prompt 'b' with prompt_index 3: the id has another number, or the number"
-        ):
-            writer.request("b", [1], prompt_index=3)
-        with pytest.raises(UsageError, match="prompt 'a' with prompt_index 4"):
-            writer.request("a", [1], 1, prompt_index=4)
     [row] = table(runs.out).to_pylist()
-    assert (row["seed"], row["prompt_index"], row["temperature"], row["top_k"]) == (7, 3, 0.5, 4)
+    assert (row["seed"], row["temperature"], row["top_k"]) == (7, 0.5, 4)
+    status = run_status(runs.out)
+    assert (status.planned, status.owed, status.stored, status.state) == (None, None, 1, "stopped")
 
 
 def test_several_sequences_of_one_output(runs: Runs, planless: Open) -> None:
@@ -245,13 +242,12 @@ def test_several_sequences_of_one_output(runs: Runs, planless: Open) -> None:
 
 
 def test_several_sequences_of_a_planned_prompt(runs: Runs, planned: Open) -> None:
-    """No more than are owed, and all or none."""
+    """Only the first would have the seed of the plan, by which a retry finds its random stream again."""
     with planned() as writer:
-        first = next(request for request in writer.owed() if request.sample_index == 0)
-        with pytest.raises(UsageError, match=r"^\(p0, 2\): this writer does not owe it"):
-            writer.add(first, vllm(first, first, first))
-        writer.add(first, vllm(first, first))
-    assert runs.stored() == [(0, 0), (0, 1)]
+        first = next(writer.owed())
+        with pytest.raises(UsageError, match=r"an output of 2 sequences: .* one sample each"):
+            writer.add(first, vllm(first, first))
+    assert runs.stored() == []
 
 
 @pytest.mark.parametrize(
@@ -389,9 +385,9 @@ def test_planless_has_no_owed(runs: Runs, planned: Open, planless: Open) -> None
         ({"sample_index": -1}, "sample_index must be a whole number from 0 to 2147483647, got -1"),
         ({"sample_index": 2**31}, "sample_index must be a whole number"),
         ({"seed": 2**63}, "seed must be a whole number from 0 to 9223372036854775807"),
-        ({"prompt_index": -1}, "prompt_index must be a whole number from 0"),
-        ({"metadata": {"a": object()}}, "metadata: not a JSON object"),
-        ({"metadata": {"a": float("nan")}}, "metadata: not a JSON object"),
+        ({"metadata": {"a": object()}}, "metadata: a: a object is not a JSON value"),
+        ({"metadata": {"a": float("nan")}}, "metadata: NaN is not JSON (in a)"),
+        ({"metadata": {1: 0, "1": 0}}, "key 1 is not text"),
         ({"prompt": 7}, "prompt must be a string, got 7"),
         ({"temperature": 0}, "temperature must be a number above 0"),
         ({"temperature": np.float32(3)}, "temperature must be a number above 0"),

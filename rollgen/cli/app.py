@@ -16,7 +16,7 @@ from rollgen import __version__
 from rollgen.cli.generate import generate
 from rollgen.cli.inspect import inspect
 from rollgen.cli.status import status
-from rollgen.errors import EXIT_CODES_HELP, RollgenError
+from rollgen.errors import EXIT_CODES_HELP, RollgenError, UsageError
 
 app = typer.Typer(
     name="rollgen",
@@ -53,6 +53,7 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")  # a terminal that is not UTF-8 gets escapes, not a traceback
     command = typer.main.get_command(app)
     try:
+        _check_arguments(sys.argv[1:])
         # What `app()` does, but for its own ways with broken pipes and Ctrl-C.
         with command.make_context("rollgen", sys.argv[1:]) as context:
             code = command.invoke(context)
@@ -71,6 +72,15 @@ def main() -> None:
     except OSError as error:
         code = _fail(f"{error.filename or 'output'}: {error.strerror or error}", 1)
     sys.exit(code)
+
+
+def _check_arguments(arguments: list[str]) -> None:
+    """Raise UsageError for bytes that are no text: they could be named in no file of a dataset."""
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            raise UsageError(f"{argument}: not UTF-8; use (or rename the file to) a name that is") from None
 
 
 def _fail(message: str, code: int) -> int:

@@ -90,6 +90,8 @@ def _dry_run(files: list[str], config: RunConfig, out: Path, *, as_json: bool, *
     import tempfile
 
     from rollgen.cli.summary import print_dry_run
+    from rollgen.errors import DatasetError
+    from rollgen.format.retries import read_retries
     from rollgen.inspect.estimate import estimate_run, free_space
     from rollgen.inspect.status import run_status
     from rollgen.loop.retry import describe, select
@@ -98,13 +100,23 @@ def _dry_run(files: list[str], config: RunConfig, out: Path, *, as_json: bool, *
 
     with tempfile.TemporaryDirectory() as scratch:
         preflight, longer = Start(**start).plan(files, config, out, Path(scratch) / "plan.parquet")
+        retries = [] if preflight.stored is None else [*read_retries(out, preflight.stored)]
+        retried = 0
+        if longer:
+            try:
+                selection = select(out, preflight, longer)
+            except DatasetError as error:  # the run itself sets the damage aside first
+                typer.echo(f"rollgen: --retry: how many samples cannot be told yet: {error}", err=True)
+            else:
+                retries.append(selection.retries)
+                retried = len(selection.retries)
+                typer.echo(f"rollgen: {describe(selection, longer)}", err=True)
         estimate = estimate_run(
             Plan(preflight.plan_path),
+            retries,
             support_logprobs=config.support_logprobs,
             stored=None if preflight.stored is None else run_status(out),
             free_bytes=free_space(out),
         )
-        print_dry_run(preflight, estimate, as_json=as_json)
-        if longer:
-            typer.echo(describe(select(out, preflight, longer), longer), err=True)
+        print_dry_run(preflight, estimate, as_json=as_json, retried=retried)
     return 0

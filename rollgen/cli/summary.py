@@ -43,12 +43,19 @@ def print_summary(out: Path, stats: RunStats, *, as_json: bool) -> None:
         typer.echo(f"{stats.owed} samples are still owed: run the same command with --resume")
 
 
-def print_dry_run(preflight: Preflight, estimate: Estimate, *, as_json: bool) -> None:
-    """The resolved configuration, the counts, what it will take, and the first prompt as the model will see it."""
+def print_dry_run(preflight: Preflight, estimate: Estimate, *, as_json: bool, retried: int = 0) -> None:
+    """The resolved configuration, the counts, what it will take, and the first prompt as the model will see it.
+
+    `retried` is the number of samples of a new retry.
+    """
     summary, model = preflight.summary, preflight.model
     config = preflight.config.model_dump(mode="json") | {"model": model.name}
     if as_json:
-        typer.echo(json.dumps({"config": config, "plan": _plan_json(preflight), "estimate": estimate.to_json()}))
+        typer.echo(
+            json.dumps(
+                {"config": config, "plan": _plan_json(preflight), "estimate": estimate.to_json(), "retried": retried}
+            )
+        )
         return
     for name, value in config.items():
         typer.echo(f"{name} = {plain(json.dumps(value, ensure_ascii=False))}")
@@ -76,7 +83,8 @@ def _summary_json(out: Path, stats: RunStats) -> dict[str, Any]:
 def _plan_json(preflight: Preflight) -> dict[str, Any]:
     summary = preflight.summary
     names = (
-        "prompts samples tombstones clamped double_bos truncated untruncated prompt_tokens shortest median p95 longest"
+        "prompts samples tombstones clamped double_bos templated truncated untruncated smallest_top_k largest_top_k "
+        "prompt_tokens shortest median p95 longest"
     )
     return {
         **{name: getattr(summary, name) for name in names.split()},

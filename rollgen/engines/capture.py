@@ -6,6 +6,8 @@ logprobs   the engine returns the K most likely ids of each token with *processe
            (or the whole vocabulary was returned). Otherwise a tie at the boundary may go past K and the sample must be
            asked for again. (A sum test alone misses tails below 1e-6.)
 
+What an output tells twice must agree: by its masks, by its logprobs, and by the parameters of its request.
+
 Nothing here loops over tokens. Axis names are those of `rollouts`; E is the number of entries of a logprob table.
 """
 
@@ -24,11 +26,13 @@ if TYPE_CHECKING:
     from rollgen.rollouts import Float32Array, Int32Array, Int64Array, Sampling
 
 CLAMPED_LOGPROB: Final = -9999.0
-"""What vLLM's and other servers put in JSON in place of -inf and NaN."""
+"""What vLLM's server puts in JSON in place of -inf and NaN. Others put less there, like the least number of float32."""
 SUM_TOLERANCE: Final = 1e-3
 """Of the probabilities of a support; those of logprobs that are not normalised over it miss by far more."""
 TIE_NATS: Final = 1e-3
 """Ids tie at a boundary when their logprobs differ by less: kernels find the boundary by approximate pivots."""
+SAME_NATS: Final = 1e-3
+"""What an engine returns twice, the logprob of one id of one token, differs by less."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,6 +66,11 @@ class LogprobTable:
         return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
 
     @property
+    def survived(self) -> npt.NDArray[np.bool_]:
+        """bool [E], whether truncation left the id of an entry: its logprob is finite, and not one that was clamped."""
+        return (self.logprobs > CLAMPED_LOGPROB) & (self.logprobs < np.inf)
+
+    @property
     def has_candidates(self) -> bool:
         """Whether it holds more than the sampled tokens."""
         return len(self.ids) >= len(self.offsets)
@@ -75,8 +84,8 @@ def first_num_logprobs(top_k: int) -> int:
     return top_k + max(32, top_k // 4)
 
 
-def offsets_of(sizes: npt.NDArray[np.int64]) -> Int64Array:
-    """int64 [T + 1] out of T sizes."""
+def offsets_of(sizes: npt.NDArray[np.int64 | np.bool_]) -> Int64Array:
+    """int64 [T + 1] out of T sizes, or flags."""
     offsets = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=offsets[1:])
     return offsets
@@ -123,20 +132,20 @@ def from_processed_logprobs(
     Raises IncompleteSupport when some token's support may reach past the ids returned, UnfitEngine for logprobs that
     cannot be processed ones, and CaptureError for values no support can have.
     """
-    _check_logprobs(table)
-    finite = np.isfinite(table.logprobs)
-    rows = table.rows
-    seen = np.bincount(rows[~finite], minlength=len(token_ids)) > 0
-    support = _distinct(rows[finite], table.ids[finite], table.logprobs[finite], len(token_ids))
+    survived = table.survived
+    _check_logprobs(table, survived)
+    seen = _count(~survived, table.offsets) > 0
+    support = _distinct(table, survived)
     sizes = np.diff(support.offsets)
     if not sizes.all():
         raise CaptureError(f"token {int(sizes.argmin())}: the engine returned no finite logprob")
-    if sampling is not None and not seen.all():
-        _refuse_unprocessed(support, ~seen, vocab_size, sampling)
+    if sampling is not None:
+        _refuse_impossible(support, seen, vocab_size, sampling)
     incomplete = ~seen & (sizes < vocab_size)
     if incomplete.any():
         raise _incomplete(int(incomplete.argmax()), int(sizes[incomplete].max()), vocab_size, sampling)
-    _check_sums(support)
+    if problem := _mass_problem(support):
+        raise UnfitEngine(f"{problem}; start the engine with logprobs_mode=processed_logprobs")
     return CapturedSupport(support.ids, support.offsets, sampled_logprobs(support, token_ids), support.logprobs)
 
 
@@ -148,21 +157,79 @@ def sampled_logprobs(table: LogprobTable, token_ids: Int32Array) -> Float32Array
         missing = int(np.setdiff1d(np.arange(len(token_ids)), tokens)[0])
         raise CaptureError(f"token {missing}: the engine returned no logprob of the sampled id {token_ids[missing]}")
     logprobs = table.logprobs[positions[first]]
-    unusable = ~np.isfinite(logprobs) | (logprobs == CLAMPED_LOGPROB)
-    if unusable.any():
-        token = int(unusable.argmax())
-        raise CaptureError(f"token {token}: logprob {logprobs[token]} of the sampled id is not a finite number")
+    wrong = ~table.survived[positions[first]]
+    if wrong.any():
+        token = int(wrong.argmax())
+        raise CaptureError(f"token {token}: logprob {logprobs[token]} of the sampled id is none of a sampled token")
     return logprobs
 
 
-def attach_support_logprobs(native: CapturedSupport, processed: CapturedSupport) -> CapturedSupport:
-    """Native masks with the logprobs of their ids, of the same output. Raises CaptureError when they disagree."""
-    same = np.array_equal(native.mask_offsets, processed.mask_offsets) and np.array_equal(
-        native.mask_ids, processed.mask_ids
-    )
-    if not same:
-        raise CaptureError("the engine's sampling mask and its finite processed logprobs name different ids")
-    return replace(native, support_logprobs=processed.support_logprobs)
+def attach_support_logprobs(native: CapturedSupport, table: LogprobTable) -> CapturedSupport:
+    """Native masks with the logprobs of their ids: their own, else those in `table`, of the same output, if all are.
+
+    Raises CaptureError when the table contradicts the masks or their own logprobs, however few ids it has.
+    """
+    survived = table.survived
+    entries = np.flatnonzero(survived)
+    logprobs, masks = table.logprobs[entries], _keys(native.mask_ids, native.mask_offsets)
+    wanted = _keys(table.ids, table.offsets)[entries]
+    positions = np.minimum(np.searchsorted(masks, wanted), len(masks) - 1)
+    outside = masks[positions] != wanted
+    if outside.any():
+        worst = entries[outside.argmax()]
+        raise CaptureError(
+            f"{_entry(table, worst)} is not in the sampling mask but has logprob {table.logprobs[worst]}: masks and "
+            "logprobs name different ids"
+        )
+    told = np.full(len(masks), np.nan, np.float32)
+    told[positions] = logprobs
+    own = told if native.support_logprobs is None else native.support_logprobs
+    differs = np.abs(own[positions] - logprobs) > SAME_NATS
+    if differs.any():
+        worst = entries[differs.argmax()]
+        raise CaptureError(
+            f"{_entry(table, worst)} has two logprobs, {table.logprobs[worst]} and {own[positions[differs.argmax()]]}"
+        )
+    untold = _count(np.isnan(told), native.mask_offsets) > 0
+    cut = untold & (_count(~survived, table.offsets) > 0)
+    if cut.any():
+        raise CaptureError(
+            f"token {int(cut.argmax())}: an id of the sampling mask has no finite logprob though excluded ids were "
+            "returned: masks and logprobs name different ids"
+        )
+    return native if untold.any() else replace(native, support_logprobs=own)
+
+
+def check_support_logprobs(support: CapturedSupport, *, vocab_size: int, sampling: Sampling | None) -> None:
+    """Raise CaptureError when the logprobs of native masks, if known, are not what the request's sampling leaves."""
+    if support.support_logprobs is None:
+        return
+    table = LogprobTable(support.mask_ids, support.support_logprobs, support.mask_offsets)
+    wrong = ~table.survived
+    if wrong.any():
+        worst = wrong.argmax()
+        raise CaptureError(f"{_entry(table, worst)} of its support has logprob {table.logprobs[worst]}")
+    if problem := _mass_problem(table):
+        raise CaptureError(problem)
+    if sampling is not None:
+        _refuse_impossible(table, np.ones(len(table.offsets) - 1, np.bool_), vocab_size, sampling)
+
+
+def refuse_truncated(table: LogprobTable, mask_offsets: Int64Array | None, vocab_size: int) -> None:
+    """Raise CaptureError when ids were excluded from the sampling of some token, for a request that truncates nothing.
+
+    Shown by a mask of fewer ids than the vocabulary (an empty one says nothing), or by an excluded id among fewer
+    candidates than that (with all of them returned, there are those that the model itself excludes).
+    """
+    truncated = (_count(~table.survived, table.offsets) > 0) & (np.diff(table.offsets) < vocab_size)
+    if mask_offsets is not None:
+        sizes = np.diff(mask_offsets)
+        truncated |= (sizes > 0) & (sizes < vocab_size)
+    if truncated.any():
+        raise CaptureError(
+            f"token {int(truncated.argmax())}: ids were excluded although the request truncates nothing: it was "
+            "sampled with other parameters than the request's"
+        )
 
 
 def untruncated(tokens: int, logprobs: Float32Array) -> CapturedSupport:
@@ -170,26 +237,35 @@ def untruncated(tokens: int, logprobs: Float32Array) -> CapturedSupport:
     return CapturedSupport(np.empty(0, np.int32), np.zeros(tokens + 1, np.int64), logprobs, np.empty(0, np.float32))
 
 
-def _check_logprobs(table: LogprobTable) -> None:
-    wrong = np.isnan(table.logprobs) | (table.logprobs == np.inf) | (table.logprobs == CLAMPED_LOGPROB)
+def _check_logprobs(table: LogprobTable, survived: npt.NDArray[np.bool_]) -> None:
+    """Raise CaptureError for a logprob of which nobody can say whether its id was excluded."""
+    wrong = ~survived & (table.logprobs != -np.inf)
     if wrong.any():
-        worst = int(wrong.argmax())
-        value = table.logprobs[worst]
-        hint = (
-            ", which servers put in place of -inf and NaN: read supports from masks" if value == CLAMPED_LOGPROB else ""
-        )
-        raise CaptureError(f"token {_token_at(table.offsets, worst)}: the engine returned a logprob of {value}{hint}")
+        token, value = _token_at(table.offsets, wrong.argmax()), table.logprobs[wrong.argmax()]
+        raise CaptureError(f"token {token}: the engine returned a logprob of {value}{_hint(value)}")
 
 
-def _check_sums(support: LogprobTable) -> None:
-    mass = np.add.reduceat(np.exp(support.logprobs, dtype=np.float64), support.offsets[:-1])
+def _hint(logprob: np.float32) -> str:
+    """What an impossible logprob may come from."""
+    if np.isnan(logprob):
+        return ", or null, which JSON servers put in place of -inf: read supports from masks"
+    if logprob < 0:
+        return ", which servers put in place of -inf and NaN: read supports from masks"
+    return ""
+
+
+def _mass_problem(support: LogprobTable) -> str | None:
+    """What is wrong when the probabilities of some token's support do not sum to 1."""
+    with np.errstate(over="ignore"):  # logits are no logprobs, and may be large
+        mass = np.add.reduceat(np.exp(support.logprobs, dtype=np.float64), support.offsets[:-1])
     error = np.abs(mass - 1)
-    if error.max() > SUM_TOLERANCE:
-        token = int(error.argmax())
-        raise UnfitEngine(
-            f"token {token}: the probabilities of its support sum to {mass[token]:.6g}, not 1: the logprobs are not "
-            "normalised over the support; start it with logprobs_mode=processed_logprobs"
-        )
+    if error.max() <= SUM_TOLERANCE:
+        return None
+    token = int(error.argmax())
+    return (
+        f"token {token}: the probabilities of its support sum to {mass[token]:.6g}, not 1: the logprobs are not "
+        "normalised over the support"
+    )
 
 
 def _incomplete(token: int, num_logprobs: int, vocab_size: int, sampling: Sampling | None) -> IncompleteSupport:
@@ -200,45 +276,60 @@ def _incomplete(token: int, num_logprobs: int, vocab_size: int, sampling: Sampli
     )
 
 
-def _refuse_unprocessed(
-    support: LogprobTable, unseen: npt.NDArray[np.bool_], vocab_size: int, sampling: Sampling
-) -> None:
-    """Raise UnfitEngine when ids have a finite logprob that this sampling must have excluded.
+def _refuse_impossible(support: LogprobTable, seen: npt.NDArray[np.bool_], vocab_size: int, sampling: Sampling) -> None:
+    """Raise when ids have a finite logprob that this sampling must have excluded.
 
-    Looked at: tokens without an excluded id (`unseen`). Sound also with ties, which are equal: top-k keeps no id
-    that is less likely than the k-th, min-p none below its share of the most likely one, and top-p keeps the whole
-    vocabulary only if the least likely id has more than 1 - top_p.
+    UnfitEngine at tokens of which no excluded id was `seen`: nothing truncated these logprobs. CaptureError at others.
+    Sound also with ties, which are equal: top-k keeps no id that is less likely than the k-th, min-p none below its
+    share of the most likely one, and top-p keeps the whole vocabulary only if the least likely id has more than
+    1 - top_p.
     """
-    starts, ends = support.offsets[:-1][unseen], support.offsets[1:][unseen]
-    falling = support.logprobs[np.lexsort((-support.logprobs, support.rows))]
-    best, least = falling[starts], falling[ends - 1]
-    bound = np.full(len(starts), -np.inf)
+    starts, sizes = support.offsets[:-1], np.diff(support.offsets)
+    least = np.minimum.reduceat(support.logprobs, starts) + TIE_NATS
+    impossible = np.zeros(len(sizes), np.bool_)
     if sampling.top_k:
-        beyond = ends - starts > sampling.top_k
-        bound[beyond] = falling[starts[beyond] + sampling.top_k - 1]
+        impossible |= _count(support.logprobs > np.repeat(least, sizes), support.offsets) >= sampling.top_k
     if sampling.min_p:
-        bound = np.maximum(bound, best + math.log(sampling.min_p))
+        impossible |= least < np.maximum.reduceat(support.logprobs, starts) + math.log(sampling.min_p)
     if sampling.top_p < 1:
-        bound[ends - starts == vocab_size] = math.log1p(-sampling.top_p)
-    excluded = least < bound - TIE_NATS
-    if excluded.any():
-        token = int(np.flatnonzero(unseen)[excluded.argmax()])
+        impossible |= (sizes == vocab_size) & (least < math.log1p(-sampling.top_p))
+    if not impossible.any():
+        return
+    raw = impossible & ~seen
+    token = int((raw if raw.any() else impossible).argmax())
+    ids = f"token {token}: ids that top_k={sampling.top_k}, top_p={sampling.top_p}, min_p={sampling.min_p} must have "
+    if raw.any():
         raise UnfitEngine(
-            f"token {token}: ids that top_k={sampling.top_k}, top_p={sampling.top_p}, min_p={sampling.min_p} must have "
-            "excluded come back with a finite logprob: start the engine with logprobs_mode=processed_logprobs"
+            f"{ids}excluded come back with a finite logprob: start the engine with logprobs_mode=processed_logprobs, "
+            "and sample with the request's parameters"
         )
+    raise CaptureError(
+        f"{ids}excluded are in its support: it was sampled with other parameters than the request's, or the logprobs "
+        "are from before truncation"
+    )
 
 
-def _distinct(rows: Int64Array, ids: Int32Array, logprobs: Float32Array, tokens: int) -> LogprobTable:
-    """Entries sorted by token and id, each id once."""
-    keys = rows << 32 | ids
+def _distinct(table: LogprobTable, chosen: npt.NDArray[np.bool_]) -> LogprobTable:
+    """The chosen entries sorted by token and id, each id once."""
+    entries = np.flatnonzero(chosen)
+    keys = _keys(table.ids, table.offsets)[entries]
     order = np.argsort(keys, kind="stable")
     keys = keys[order]
     first = np.ones(len(keys), np.bool_)
     first[1:] = keys[1:] != keys[:-1]
-    kept = order[first]
-    sizes = np.bincount(rows[kept], minlength=tokens)
-    return LogprobTable(ids[kept], logprobs[kept], offsets_of(sizes))
+    kept = entries[order[first]]
+    sizes = np.bincount(keys[first] >> 32, minlength=len(table.offsets) - 1)
+    return LogprobTable(table.ids[kept], table.logprobs[kept], offsets_of(sizes))
+
+
+def _keys(ids: Int32Array, offsets: Int64Array) -> Int64Array:
+    """int64 [K], row and id packed in one: one stable sort of it is 6x a lexsort of both."""
+    return np.repeat(np.arange(len(offsets) - 1, dtype=np.int64), np.diff(offsets)) << 32 | ids
+
+
+def _count(flags: npt.NDArray[np.bool_], offsets: Int64Array) -> Int64Array:
+    """int64 [T], how many flags of each row are set. (reduceat is wrong for empty rows.)"""
+    return np.diff(offsets_of(flags)[offsets])
 
 
 def _rising(ids: Int32Array, offsets: Int64Array) -> npt.NDArray[np.bool_]:
@@ -250,16 +341,17 @@ def _rising(ids: Int32Array, offsets: Int64Array) -> npt.NDArray[np.bool_]:
 
 
 def _order_within_rows(ids: Int32Array, offsets: Int64Array) -> npt.NDArray[np.intp] | None:
-    """Positions that sort the ids of each row, or None when they are sorted and distinct: most engines return them so.
-
-    One stable sort of (row, id) packed into int64, 6x a lexsort.
-    """
+    """Positions that sort the ids of each row, or None when they are sorted and distinct, as from most engines."""
     if _rising(ids, offsets).all():
         return None
-    rows = np.repeat(np.arange(len(offsets) - 1, dtype=np.int64), np.diff(offsets))
-    return np.argsort(rows << 32 | ids, kind="stable")
+    return np.argsort(_keys(ids, offsets), kind="stable")
 
 
-def _token_at(offsets: Int64Array, position: int) -> int:
+def _entry(table: LogprobTable, position: np.intp) -> str:
+    """Token and id of an entry, for a message."""
+    return f"token {_token_at(table.offsets, position)}: id {table.ids[position]}"
+
+
+def _token_at(offsets: Int64Array, position: int | np.intp) -> int:
     """The token whose entries hold `position`."""
     return int(np.searchsorted(offsets, position, side="right")) - 1

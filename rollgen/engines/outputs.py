@@ -6,20 +6,25 @@ The shapes that are understood are listed in `shapes.py`. Every mismatch raises:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from rollgen.engines.base import Capture, SampleRequest
 from rollgen.engines.capture import (
     CapturedSupport,
     LogprobTable,
     attach_support_logprobs,
+    check_support_logprobs,
     from_masks,
     from_processed_logprobs,
+    refuse_truncated,
     sampled_logprobs,
     untruncated,
 )
-from rollgen.engines.shapes import RawSequence, read_sequences
-from rollgen.errors import IncompleteSupport, UnfitEngine
+from rollgen.engines.shapes import Masks, RawSequence, read_sequences
+from rollgen.errors import CaptureError, IncompleteSupport, UnfitEngine
 from rollgen.rollouts import Completion, Sampling
 
 if TYPE_CHECKING:
@@ -36,6 +41,10 @@ class SampledOutput:
     finish_reason: str
     stop_reason: str | None
     """JSON text, as in `rollouts.Completion`. SGLang names the id of EOS here, vLLM does not."""
+    index: int = 0
+    """Which sequence of its request it is: the engine's word, else its place in the answer."""
+    prompt_token_ids: Int32Array | None = None
+    """int32 [P] of what the engine continued; None when it does not say."""
 
 
 def read_outputs(
@@ -57,17 +66,24 @@ def read_outputs(
             _support(sequence, truncates=truncates, vocab_size=vocab_size, capture=capture, sampling=sampling),
             sequence.finish_reason,
             sequence.stop_reason,
+            index,
+            sequence.prompt_token_ids,
         )
-        for sequence in read_sequences(output, truncates=truncates)
+        for index, sequence in _numbered(read_sequences(output, truncates=truncates))
     ]
 
 
 def completion_of(
     request: SampleRequest, sampled: SampledOutput, *, replayable: bool, support_logprobs: bool, text: str | None
 ) -> Completion:
-    """The row of a sampled sequence. Raises IncompleteSupport when `support_logprobs` are wanted and were not all
-    returned."""
+    """The row of a sampled sequence. Raises CaptureError when it continues another prompt, and IncompleteSupport when
+    `support_logprobs` are wanted and were not all returned."""
     prompt, support = request.prompt, sampled.support
+    if sampled.prompt_token_ids is not None and not np.array_equal(sampled.prompt_token_ids, prompt.token_ids):
+        raise CaptureError(
+            f"the output is of another prompt, or its prompt was cut: it continues {len(sampled.prompt_token_ids)} "
+            f"tokens, not the {len(prompt.token_ids)} of the request"
+        )
     if support_logprobs and support.support_logprobs is None:
         raise IncompleteSupport(
             "the dataset stores support logprobs, but the output lacks those of some id: ask for more logprobs than "
@@ -95,6 +111,19 @@ def completion_of(
     )
 
 
+def _numbered(sequences: list[RawSequence]) -> list[tuple[int, RawSequence]]:
+    """The sequences by their index: their place in the answer, unless the engine says it."""
+    indices = [sequence.index for sequence in sequences if sequence.index is not None]
+    if not indices:
+        return list(enumerate(sequences))
+    if len(set(indices)) != len(sequences):
+        raise CaptureError(
+            f"the indices of the {len(sequences)} sequences are {', '.join(map(str, indices))}: they are not those of "
+            "one request, which differ; hand over each output with its own request"
+        )
+    return sorted(zip(indices, sequences, strict=True), key=itemgetter(0))
+
+
 def _support(
     sequence: RawSequence, *, truncates: bool, vocab_size: int, capture: Capture, sampling: Sampling | None
 ) -> CapturedSupport:
@@ -113,9 +142,18 @@ def _support(
             "SGLang for return_sampling_mask (or return_logprob, where nothing truncates)"
         )
     if not truncates:
-        return untruncated(len(token_ids), sampled_logprobs(table, token_ids))
+        logprobs = sampled_logprobs(table, token_ids)
+        refuse_truncated(table, None if masks is None else masks.offsets, vocab_size)
+        return untruncated(len(token_ids), logprobs)
     if capture == "logprobs" or masks is None:
         return from_processed_logprobs(table, token_ids, vocab_size=vocab_size, sampling=sampling)
+    native = _native(token_ids, table, masks, vocab_size)
+    check_support_logprobs(native, vocab_size=vocab_size, sampling=sampling)
+    return native
+
+
+def _native(token_ids: Int32Array, table: LogprobTable, masks: Masks, vocab_size: int) -> CapturedSupport:
+    """The supports that masks say, with the logprobs of their ids if the output has all of them."""
     native = from_masks(
         masks.ids,
         masks.offsets,
@@ -123,10 +161,6 @@ def _support(
         vocab_size=vocab_size,
         support_logprobs=masks.logprobs,
     )
-    if native.support_logprobs is not None or not table.has_candidates:
+    if native.support_logprobs is None and not table.has_candidates:
         return native
-    try:
-        processed = from_processed_logprobs(table, token_ids, vocab_size=vocab_size, sampling=sampling)
-    except IncompleteSupport:  # matters only to who wants the logprobs of the support
-        return native
-    return attach_support_logprobs(native, processed)
+    return attach_support_logprobs(native, table)

@@ -34,6 +34,7 @@ from rollgen.rollouts import FINISH_REASONS, Completion, Sampling
 # Read by vLLM when it is imported. Standard output is for data, so its log goes to stderr, and without its chatter.
 os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # a forked child would not load `children.py`
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning,ignore::DeprecationWarning")  # in its processes
 
@@ -125,7 +126,9 @@ class VllmEngine:
             loading.exception()  # expected, and of no interest
             raise
         except Exception as error:
-            raise EngineError(f"vLLM could not load the model: {_one_line(error)}") from error
+            raise EngineError(
+                f"vLLM could not load the model (its own messages are above): {_one_line(error)}"
+            ) from error
 
     async def sample(self, request: SampleRequest) -> Completion:
         """See `engines.base.Engine.sample`."""
@@ -146,6 +149,7 @@ class VllmEngine:
             self._llm.shutdown(timeout=SHUTDOWN_SECONDS)
             self._llm = None
         _end_processes()
+        os.environ.pop(PARENT_VARIABLE, None)
 
     def _first_num_logprobs(self, sampling: Sampling) -> int:
         """How many logprobs to ask for besides the sampled token's; 0 when masks or nothing suffices."""

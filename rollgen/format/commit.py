@@ -200,8 +200,8 @@ class WriterSlot:
 
     @property
     def held(self) -> bool:
-        """Whether it has been entered and not left."""
-        return self._lock is not None
+        """Whether it has been entered and not left, in this process: a forked child has let go."""
+        return self._lock is not None and not self._lock.closed
 
     def others(self) -> dict[str, Part]:
         """The other writers that are alive."""
@@ -234,7 +234,7 @@ class WriterSlot:
         return self.directory / DATA_DIR / f".tmp-{self.writer}-{self._sequence:06d}"
 
     def publish(self, temporary: Path, *, rows: int, tokens: int, mask_ids: int) -> JournalLine:
-        """Make a closed and verified file a committed shard. The file and its journal line are durable on return."""
+        """Give a closed and verified file its final name. It is a committed shard once `append` has taken the line."""
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         line = JournalLine(
@@ -246,15 +246,13 @@ class WriterSlot:
             tokens=tokens,
             mask_ids=mask_ids,
         )
-        data = self.directory / DATA_DIR
-        os.link(temporary, data / line.file)  # never overwrites; the caller removes the temporary name
-        fsync_directory(data)
-        self.append(line)
+        os.link(temporary, self.directory / DATA_DIR / line.file)  # never overwrites; the caller removes the other name
         self._sequence += 1
         return line
 
     def append(self, line: JournalLine) -> None:
-        """Append one line to this writer's journal and make it durable."""
+        """Append one line to this writer's journal. The shard's name and the line are durable on return."""
+        fsync_directory(self.directory / DATA_DIR)
         append_line(self._journal_path, line, durable=True)
         fsync_directory(self._journal_path.parent)
 

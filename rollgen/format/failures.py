@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
+from rollgen.errors import DatasetError
 from rollgen.format.jsonlines import append_line, read_lines, truncate_torn_tail
 from rollgen.format.schema import FAILURES_DIR
 
@@ -46,10 +47,14 @@ class FailureLog:
     def record(
         self, prompt_id: str, prompt_index: int, sample_index: int, stage: Stage, error: str, *, generation: int = 0
     ) -> None:
-        """Append one line."""
+        """Append one line. Raises DatasetError when it cannot be written."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        failure = Failure(prompt_id, prompt_index, sample_index, stage, error, now, generation)
-        append_line(self._path, failure, durable=False)
+        text = error.encode(errors="backslashreplace").decode()  # whatever an engine says must be readable again
+        failure = Failure(prompt_id, prompt_index, sample_index, stage, text, now, generation)
+        try:
+            append_line(self._path, failure, durable=False)
+        except OSError as problem:
+            raise DatasetError(f"{self._path}: cannot be written: {problem.strerror}") from problem
         self.count += 1
 
 

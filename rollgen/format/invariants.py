@@ -2,7 +2,8 @@
 
 Checked on arrival, in numpy, without a loop over tokens (about 0.1 us a token). The list, in the order it is checked:
 
-    1  at least one token; logprobs, supports and tokens have equal lengths; a storable finish reason; a generation
+    1  at least one token and at most max_tokens; logprobs, supports and tokens have equal lengths; a storable finish
+       reason; a generation
     2  a support is empty (not truncated) exactly where sampling does not truncate
     3  support ids are strictly increasing and inside the model's vocabulary
     4  the sampled id is inside its support (inside the vocabulary, for an untruncated token)
@@ -37,6 +38,8 @@ def _lengths_problem(completion: Completion) -> str | None:
     tokens = len(completion.token_ids)
     if tokens == 0:
         return "no token was generated"
+    if tokens > completion.sampling.max_tokens:
+        return f"{tokens} tokens, more than max_tokens {completion.sampling.max_tokens}"
     if len(completion.logprobs) != tokens:
         return f"{len(completion.logprobs)} logprobs for {tokens} tokens"
     offsets = completion.mask_offsets

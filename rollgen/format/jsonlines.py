@@ -6,6 +6,7 @@ skip it, and the next writer cuts it off before it appends.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections.abc import Iterator
@@ -24,12 +25,16 @@ _Line = TypeVar("_Line", bound="DataclassInstance")
 
 
 def append_line(path: Path, line: DataclassInstance, *, durable: bool) -> None:
-    """Append one dataclass as a line; with `durable`, it is on disk on return."""
-    with path.open("ab") as file:
-        file.write(json.dumps(asdict(line)).encode() + b"\n")
-        file.flush()
-        if durable:
-            os.fsync(file.fileno())
+    """Append one dataclass as a line; with `durable`, it is on disk on return. An OSError leaves nothing of it."""
+    with path.open("ab", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
+        try:
+            _write_all(file, json.dumps(asdict(line)).encode() + b"\n")
+            if durable:
+                os.fsync(file.fileno())
+        except OSError:
+            file.truncate(size)  # a full disk takes the beginning of a line
+            raise
 
 
 def read_lines(path: Path, kind: type[_Line]) -> Iterator[tuple[int, _Line]]:
@@ -48,6 +53,11 @@ def read_lines(path: Path, kind: type[_Line]) -> Iterator[tuple[int, _Line]]:
                 raise DatasetError(
                     f"{path}:{number}: damaged line; put the file back from a copy, or delete this line"
                 ) from None
+
+
+def _write_all(file: io.FileIO, content: bytes) -> None:
+    while content:
+        content = content[file.write(content) :]
 
 
 def truncate_torn_tail(path: Path) -> None:

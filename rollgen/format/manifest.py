@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -18,6 +18,8 @@ from rollgen.config import canonical_json, digest
 from rollgen.errors import DatasetError, ResumeRefused
 from rollgen.format.schema import FORMAT_NAME, FORMAT_VERSION, MANIFEST_FILE, has_generation
 
+PLANLESS: Final = "planless"
+"""Key of `identity`, true where prompts come one by one, so that there is no plan and nothing is owed."""
 _FIX = "put it back from a copy, or start again with --clean"
 
 

@@ -3,8 +3,9 @@
 A finished sample waits in memory for the rest of its prompt group until the commit interval ends, so groups stay
 together on disk; rows of a shard are sorted by (prompt_index, sample_index, generation). Encoding, verification and
 commit run in one background thread while the caller goes on adding; at most one shard is being written at a time, so
-memory is bounded by about twice `MAX_BUFFER_BYTES`. An error in that thread is raised by the next call. The thread
-takes the GIL only a few times for each row group, because each time it has to wait for a busy caller.
+memory is bounded by about twice `MAX_BUFFER_BYTES`. An error in that thread is raised by the next call; the shard is
+kept and tried again at the next commit, so that a full disk costs nothing once it is cleared. The thread takes the GIL
+only a few times for each row group, because each time it has to wait for a busy caller.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Self
 
@@ -100,8 +103,9 @@ class ShardWriter:
         self._complete_bytes = self._open_bytes = 0
         self._last_commit = time.monotonic()
         self._thread = ThreadPoolExecutor(1, "rollgen-writer")
+        self._pending: _Shard | None = None
+        """The shard that is being written, or that could not be."""
         self._committing: Future[JournalLine] | None = None
-        self._failed = False
         self.committed: list[JournalLine] = []
         """Shards committed by this writer, in order."""
 
@@ -110,8 +114,7 @@ class ShardWriter:
 
     def __exit__(self, *exc: object) -> None:
         try:
-            if not self._failed:
-                self.flush()
+            self.flush()
         finally:
             self._thread.shutdown(wait=True)
 
@@ -128,55 +131,82 @@ class ShardWriter:
         self._complete_bytes += size
         self._complete += group
         if self._complete_bytes >= self._max_buffer_bytes:
-            self._commit(self._take_complete())
+            self._commit(everything=False)
 
     def tick(self) -> None:
         """Commit what is due by time or size; call about once a second. Raises what the writing thread raised."""
         self._collect(wait=False)
         due = time.monotonic() - self._last_commit >= self._commit_interval
         if due or self._open_bytes + self._complete_bytes >= 2 * self._max_buffer_bytes:
-            self._commit(self._take_all())
+            self._commit(everything=True)
 
     def flush(self) -> None:
         """Commit everything added so far; durable on return."""
-        self._commit(self._take_all())
+        self._commit(everything=True)
         self._collect(wait=True)
 
-    def _take_complete(self) -> list[Completion]:
-        taken, self._complete, self._complete_bytes = self._complete, [], 0
-        return taken
-
-    def _take_all(self) -> list[Completion]:
-        taken = self._take_complete()
-        for group in self._open.values():
-            taken += group
-        self._open, self._open_bytes = {}, 0
-        return taken
-
-    def _commit(self, completions: list[Completion]) -> None:
+    def _commit(self, *, everything: bool) -> None:
+        """Write complete groups, or everything, as the next shard. A shard that failed before comes first."""
         self._collect(wait=True)
+        if self._pending is not None:
+            self._submit(self._pending)
+            self._collect(wait=True)
         self._last_commit = time.monotonic()
+        completions = self._complete
+        if everything:
+            completions = [*completions, *chain.from_iterable(self._open.values())]
         if completions:
-            completions.sort(key=lambda c: (c.prompt_index, c.sample_index, c.generation))
-            tokens = sum(len(c.token_ids) for c in completions)
-            mask_ids = sum(len(c.mask_ids) for c in completions)
-            row_groups = build_row_groups(completions, self._schema)
-            self._committing = self._thread.submit(self._write_shard, row_groups, tokens, mask_ids)
+            self._submit(_Shard.of(completions, self._schema))
+            self._complete, self._complete_bytes = [], 0  # not before: what cannot be built is not lost
+            if everything:
+                self._open, self._open_bytes = {}, 0
+
+    def _submit(self, shard: _Shard) -> None:
+        self._pending = shard
+        self._committing = self._thread.submit(self._write, shard)
 
     def _collect(self, *, wait: bool) -> None:
+        """Take note of a commit that has ended. Raises what it raised; the shard is then kept and tried again."""
         if self._committing is not None and (wait or self._committing.done()):
             committing, self._committing = self._committing, None
-            self._failed = committing.exception() is not None
             self.committed.append(committing.result())
+            self._pending = None
 
-    def _write_shard(self, row_groups: list[pa.Table], tokens: int, mask_ids: int) -> JournalLine:
+    def _write(self, shard: _Shard) -> JournalLine:
         temporary = self._slot.temporary()
         try:
-            with ExitStack() as on_exit:
-                on_exit.callback(temporary.unlink, missing_ok=True)  # published, it has its final name; else worthless
-                write_parquet(temporary, row_groups, self._schema)
-                verify_shard(temporary)
-                rows = sum(table.num_rows for table in row_groups)
-                return self._slot.publish(temporary, rows=rows, tokens=tokens, mask_ids=mask_ids)
+            if shard.line is None:
+                with ExitStack() as on_exit:
+                    on_exit.callback(temporary.unlink, missing_ok=True)  # published, it has its final name
+                    write_parquet(temporary, shard.row_groups, self._schema)
+                    verify_shard(temporary)
+                    shard.line = self._slot.publish(
+                        temporary, rows=shard.rows, tokens=shard.tokens, mask_ids=shard.mask_ids
+                    )
+            self._slot.append(shard.line)
         except OSError as error:
             raise DatasetError(f"{temporary}: cannot be written: {error.strerror or error}") from error
+        return shard.line
+
+
+@dataclass(slots=True)
+class _Shard:
+    """A shard on its way into the dataset, kept until it has arrived."""
+
+    row_groups: list[pa.Table]
+    rows: int
+    tokens: int
+    mask_ids: int
+    line: JournalLine | None = None
+    """Once it has its final name: only the journal is missing."""
+
+    @classmethod
+    def of(cls, completions: Sequence[Completion], schema: pa.Schema) -> Self:
+        """Encode completions in the order that shards have."""
+        ordered = sorted(completions, key=lambda c: (c.prompt_index, c.sample_index, c.generation))
+        return cls(
+            build_row_groups(ordered, schema),
+            rows=len(ordered),
+            tokens=sum(len(c.token_ids) for c in ordered),
+            mask_ids=sum(len(c.mask_ids) for c in ordered),
+        )

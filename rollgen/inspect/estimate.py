@@ -24,12 +24,13 @@ from rollgen.inspect.status import owed_of
 from rollgen.inspect.terminal import duration, number
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     import numpy.typing as npt
     import pyarrow as pa
 
+    from rollgen.format.retries import RetryList
     from rollgen.inspect.status import RunStatus
     from rollgen.prompts.plan import Plan
 
@@ -88,13 +89,20 @@ class Estimate:
         return asdict(self) | {"fits": self.fits}
 
 
-def estimate_run(plan: Plan, *, support_logprobs: bool, stored: RunStatus | None, free_bytes: int) -> Estimate:
-    """Of everything that `plan` has and `stored` (the status of the run that is continued) has not.
+def estimate_run(
+    plan: Plan,
+    retries: Sequence[RetryList] = (),
+    *,
+    support_logprobs: bool,
+    stored: RunStatus | None,
+    free_bytes: int,
+) -> Estimate:
+    """Of everything that `plan` and `retries` have and `stored` (the status of the run that is continued) has not.
 
-    Which samples are stored is not looked up: for the owed ones, the bounds take the largest of the plan.
+    Which samples are stored is not looked up: for the owed ones, the bounds take the largest of all.
     """
-    costs = _costs(plan, support_logprobs=support_logprobs)
-    samples = owed_of(plan, 0) if stored is None else owed_of(plan, stored.stored, retries=stored.retries)
+    costs = _costs(plan, retries, support_logprobs=support_logprobs)
+    samples = owed_of(plan, 0 if stored is None else stored.stored, retries=sum(map(len, retries)))
     expected = None if stored is None or not stored.stored else _expectation(stored, samples)
     token_bytes = np.maximum(costs.token_bytes, 0.0 if expected is None else expected.bytes_per_token)
     planned_tokens = float(costs.max_tokens @ costs.n)
@@ -159,9 +167,10 @@ def _expectation(stored: RunStatus, owed: int) -> Expectation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Costs:
-    """Of the usable prompts of a plan, each array [prompts]."""
+    """Of the prompts of a plan and then of the samples of its retries, each array [prompts + samples]."""
 
     n: npt.NDArray[np.int64]
+    """Samples; none of a skipped row."""
     max_tokens: npt.NDArray[np.int64]
     support: npt.NDArray[np.float64]
     """Ids a token that are assumed."""
@@ -170,18 +179,22 @@ class _Costs:
     """Of a sample, without its generated tokens."""
 
 
-def _costs(plan: Plan, *, support_logprobs: bool) -> _Costs:
-    batches = [batch.filter(pc.is_null(batch.column("error"))) for batch in plan.batches()]
-    n, max_tokens, support, row_bytes = (
-        np.concatenate([measure(batch) for batch in batches])
-        for measure in (_n, _max_tokens, _assumed_support, _row_bytes)
+def _costs(plan: Plan, retries: Sequence[RetryList], *, support_logprobs: bool) -> _Costs:
+    planned = (
+        np.concatenate([measure(batch) for batch in plan.batches()])
+        for measure in (_max_tokens, _assumed_support, _row_bytes)
     )
+    max_tokens, support, row_bytes = planned
+    again = np.concatenate([np.arange(0), *(retry.prompt_index for retry in retries)])  # their prompts
+    support, row_bytes = (np.concatenate([values, values[again]]) for values in (support, row_bytes))
     id_bytes = ID_BYTES + (SUPPORT_LOGPROB_BYTES if support_logprobs else 0.0)
-    return _Costs(n, max_tokens, support, TOKEN_BYTES + support * id_bytes, row_bytes)
-
-
-def _n(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
-    return _int64(batch.column("n"))
+    return _Costs(
+        n=np.concatenate([np.where(plan.tombstone, 0, plan.n), np.ones_like(again)]).astype(np.int64),
+        max_tokens=np.concatenate([max_tokens, *(retry.max_tokens for retry in retries)]),
+        support=support,
+        token_bytes=TOKEN_BYTES + support * id_bytes,
+        row_bytes=row_bytes,
+    )
 
 
 def _max_tokens(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from rollgen.errors import DatasetError
 from rollgen.format.commit import list_shards, live_writers, parse_shard_name, read_journal
 from rollgen.format.failures import read_failures
-from rollgen.format.manifest import read_manifest
+from rollgen.format.manifest import PLANLESS, read_manifest
 from rollgen.format.reader import StoredShard, open_shard, read_columns
 from rollgen.format.schema import MANIFEST_FILE, PLAN_FILE, QUARANTINE_DIR
 from rollgen.inspect.find import stored_rows
@@ -116,7 +116,7 @@ def run_status(directory: Path) -> RunStatus:
     paths = list_shards(directory)
     manifest = read_manifest(directory)
     committed, lost = _committed(directory, paths, journal, manifest)
-    plan = Plan(directory / PLAN_FILE) if (directory / PLAN_FILE).exists() else None
+    plan = None if manifest.identity.get(PLANLESS) else Plan(directory / PLAN_FILE)
     stored, tokens = sum(shard.rows for shard in committed), sum(shard.tokens for shard in committed)
     retries = sum(retry.samples for retry in manifest.retries)
     owed = None if plan is None else owed_of(plan, stored, retries=retries)
@@ -170,7 +170,10 @@ def _committed(
     return committed, tuple(sorted(lost))
 
 
-def _from_line(path: Path, line: JournalLine) -> Committed:
+def _from_line(path: Path, line: JournalLine) -> Committed | None:
+    """A shard that its journal knows; None when it has another size than it was committed with."""
+    if path.stat().st_size != line.bytes:
+        return None
     return Committed(path, *_place(path), line.rows, line.tokens, line.bytes)
 
 
@@ -224,7 +227,7 @@ def _failed(directory: Path, committed: Iterable[Committed], manifest: Manifest)
     stage, index = {}, {}
     for failure in read_failures(directory):
         if failure.stage != "input":
-            stage[failure.prompt_id, failure.sample_index] = failure.stage
+            stage[failure.prompt_id, failure.sample_index, failure.generation] = failure.stage
             index[failure.prompt_id] = failure.prompt_index
     for shard in committed if stage else ():
         for key in _stored_of(StoredShard(shard.path, None, manifest.config_digest), index):
@@ -232,10 +235,13 @@ def _failed(directory: Path, committed: Iterable[Committed], manifest: Manifest)
     return Counter(stage.values())
 
 
-def _stored_of(shard: StoredShard, index: dict[str, int]) -> list[tuple[str, int]]:
+def _stored_of(shard: StoredShard, index: dict[str, int]) -> list[tuple[str, int, int]]:
     """Keys that a shard holds of these prompts; none of a damaged one, because its samples are owed again."""
     try:
-        return [(row.prompt_id, row.sample_index) for row in stored_rows([shard], index.keys(), index.values())]
+        return [
+            (row.prompt_id, row.sample_index, row.generation)
+            for row in stored_rows([shard], index.keys(), index.values())
+        ]
     except DatasetError:
         return []
 

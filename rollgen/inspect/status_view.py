@@ -35,7 +35,7 @@ def _samples(status: RunStatus) -> Iterator[Row]:
         yield "Stored", line(f"{status.stored:,} samples", "no plan: nothing is owed" if status.attempts else "")
     else:
         wanted = status.planned - status.skipped + status.retries
-        again = f"{status.retries:,} of them made again" if status.retries else ""
+        again = f"{status.retries:,} of these to be made again" if status.retries else ""
         yield "Stored", line(f"{status.stored:,} of {wanted:,} samples ({share(status.stored, wanted)})", again)
         yield "Owed", line(f"{status.owed:,}")
     if status.failed:

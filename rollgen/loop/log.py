@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
@@ -18,7 +19,7 @@ from rollgen.loop.report import Reporter, RunStats
 from rollgen.preflight import Preflight
 
 PROGRESS_SECONDS = 60.0
-_DIRECTORIES = re.compile(r"(?<![\w.:/-])/(?:[^\s/:'\"]+/)+")
+_DIRECTORIES = re.compile(r"(?:file://|(?<![\w./-])(?<!:/))/(?:[^\s/:'\"]+/)+")
 """The directories of an absolute path; a URL or a relative path has none."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
@@ -29,9 +30,11 @@ class RunLog:
     The log is for people; that it cannot be written is an OSError like any other of this directory.
     """
 
-    def __init__(self, reporter: Reporter, writer: str) -> None:
+    def __init__(self, reporter: Reporter, writer: str, private: Iterable[Path] = ()) -> None:
+        """`private` directories are left out of paths by name: those with a space are not recognised otherwise."""
         self._reporter = reporter
         self._writer = writer
+        self._private = sorted({f"{directory.absolute()}/" for directory in private} - {"/"}, key=len, reverse=True)
         self._held: list[str] = []
         self._file: IO[str] | None = None
         self._last_progress = 0.0
@@ -81,6 +84,8 @@ class RunLog:
         self._held.clear()
 
     def _write(self, message: str) -> None:
+        for directory in self._private:
+            message = message.replace(directory, "")
         line = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {clean(message)}\n"
         if self._file is None:
             self._held.append(line)

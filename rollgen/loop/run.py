@@ -8,7 +8,7 @@ and again without making anything. A signal ends the run after committing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -121,7 +121,8 @@ def generate(
     plan_path = out / f".tmp-{WRITER}-plan.parquet"
     with WriterSlot(out, WRITER) as slot:
         try:
-            with RunLog(reporter, WRITER) as log:
+            inputs = [Path(file).parent for file in files if not isinstance(file, Mapping)]
+            with RunLog(reporter, WRITER, [out, out.parent, Path(), *inputs]) as log:
                 log.phase("check")  # the directory too: another run may have come and gone until the slot was ours
                 preflight, longer = start.plan(files, config, out, plan_path, progress=log.checked)
                 return asyncio.run(_Run(slot, preflight, log, longer).run(make_engine))

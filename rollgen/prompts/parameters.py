@@ -137,7 +137,7 @@ def check_token_ids(name: str, value: object, vocab_size: int) -> str | None:
 def check_encodable(name: str, text: str) -> str | None:
     """What is wrong with a text that has no UTF-8 form, or None."""
     if _SURROGATE.search(text):
-        return f"{name} holds half of a surrogate pair (\\ud800 to \\udfff), which no tokenizer takes; remove it"
+        return f"{name} holds half of a surrogate pair (\\ud800 to \\udfff), which has no UTF-8 form; remove it"
     return None
 
 

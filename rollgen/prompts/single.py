@@ -6,15 +6,16 @@ All problems are reported together, in one UsageError that names the prompt.
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from operator import index
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
 from rollgen.config import INT32_MAX
 from rollgen.errors import UsageError
 from rollgen.prompts.parameters import Parameters, check_encodable, check_token_ids, take_parameters
+from rollgen.prompts.readers import object_line, parse_object
 from rollgen.rollouts import Prompt
 
 if TYPE_CHECKING:
@@ -32,21 +33,15 @@ def single_prompt(
     model: ModelInfo,
     *,
     prompt_id: str,
-    prompt_index: int | None,
     token_ids: Sequence[int],
     prompt: str | None,
     metadata: Mapping[str, Any] | None,
     sampling: Mapping[str, Any],
 ) -> Prompt:
-    """The prompt with its effective sampling: `run`'s, overridden by `sampling`, max_tokens clamped to the context.
-
-    `prompt_index` None means `id_number` of the id.
-    """
-    texts = {"prompt_id": prompt_id, "prompt": prompt, "metadata": _json(metadata)}
-    problems = [
-        *_whole("prompt_index", 0 if prompt_index is None else prompt_index, INT63_MAX),
-        *(problem for name, text in texts.items() if text is not None and (problem := _text(name, text))),
-    ]
+    """The prompt with its effective sampling: `run`'s, overridden by `sampling`, max_tokens clamped to the context."""
+    texts = {"prompt_id": prompt_id, "prompt": prompt}
+    text_of_metadata = _json(metadata)
+    problems = [problem for name, text in texts.items() if text is not None and (problem := _text(name, text))]
     ids = _ids(token_ids, model, problems)
     effective = _sampling(sampling, run, model.vocab_size, problems)
     if problems:
@@ -54,13 +49,13 @@ def single_prompt(
     room = model.context_length - ids.size
     return Prompt(
         prompt_id=prompt_id,
-        prompt_index=id_number(prompt_id) if prompt_index is None else prompt_index,
+        prompt_index=id_number(prompt_id),
         token_ids=ids,
         sampling=replace(effective, max_tokens=min(effective.max_tokens, room)),
         n=1,
         seed=run.seed,
         prompt=prompt,
-        metadata=texts["metadata"],
+        metadata=text_of_metadata,
     )
 
 
@@ -69,14 +64,15 @@ def id_number(prompt_id: str) -> int:
     return int.from_bytes(hashlib.sha256(prompt_id.encode()).digest()[:8], "big") >> 1
 
 
-def check_sample(sample_index: int, seed: int | None) -> None:
-    """Raise UsageError for numbers that the columns of these names cannot hold."""
+def check_sample(sample_index: SupportsIndex, seed: SupportsIndex | None) -> int:
+    """The sample_index as an int. Raises UsageError for numbers that the columns of these names cannot hold."""
     problems = [
         *_whole("sample_index", sample_index, INT32_MAX),
         *_whole("seed", 0 if seed is None else seed, INT63_MAX),
     ]
     if problems:
         raise UsageError("; ".join(problems))
+    return index(sample_index)
 
 
 def _sampling(own: Mapping[str, Any], run: Parameters, vocab_size: int, problems: list[str]) -> Sampling:
@@ -95,7 +91,7 @@ def _sampling(own: Mapping[str, Any], run: Parameters, vocab_size: int, problems
 
 
 def _whole(name: str, value: object, largest: int) -> tuple[str, ...]:
-    if type(value) is int and 0 <= value <= largest:
+    if isinstance(value, int | np.integer) and not isinstance(value, bool) and 0 <= value <= largest:
         return ()
     return (f"{name} must be a whole number from 0 to {largest}, got {value!r}",)
 
@@ -107,13 +103,15 @@ def _text(name: str, value: object) -> str | None:
 
 
 def _json(metadata: Mapping[str, Any] | None) -> str | None:
-    """One JSON object as text. Raises UsageError for what JSON cannot say."""
+    """One JSON object as text, as a row from Python would hold it. Raises UsageError for what JSON cannot say."""
     if metadata is None:
         return None
     try:
-        return json.dumps(dict(metadata), ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"metadata: not a JSON object: {error}") from None
+        text = object_line(metadata).decode()
+        parse_object(text.encode())
+    except ValueError as error:
+        raise UsageError(f"metadata: {error}") from None
+    return text
 
 
 def _ids(token_ids: Sequence[int], model: ModelInfo, problems: list[str]) -> Int32Array:

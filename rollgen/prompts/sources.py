@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Self, TypeAlias
 
 from rollgen.errors import UsageError
 from rollgen.format.manifest import PromptSource
+from rollgen.prompts.parameters import check_encodable
 from rollgen.prompts.readers import object_line
 from rollgen.prompts.streams import Tally, is_parquet, read_lines
 from rollgen.prompts.tables import read_rows
@@ -201,6 +202,8 @@ def _open(name: str, seen: dict[object, str], copies: ExitStack) -> _Source:
         _see("-", name, seen)
         with os.fdopen(0, "rb", closefd=False) as stdin:
             return _Source("-", _copy(stdin, "-", copies), "-")
+    if problem := check_encodable("its name", name):  # the manifest could not hold it
+        raise UsageError(f"{name}: {problem}")
     path = Path(name)
     status = path.stat()
     _see((status.st_dev, status.st_ino), name, seen)

@@ -2,7 +2,9 @@
 
 Lists, structs, maps with text keys, numbers, booleans, text and nulls have a JSON form of their own; timestamps,
 dates, times and decimals become text. Binary values, durations and maps with other keys have none: their columns are
-refused by name before the first row is read. Memory holds 256 rows at a time and the pages they come from.
+refused by name before the first row is read. A struct gives every row all members that any row has, as nulls: null
+members are left out again, or the template would be told of tool parameters and variables that the row does not have.
+Memory holds 256 rows at a time and the pages they come from.
 """
 
 from __future__ import annotations
@@ -55,11 +57,24 @@ def read_rows(path: Path, label: str) -> Iterator[bytes]:
 
 def _to_objects(batch: pa.RecordBatch, place: str) -> list[dict[str, Any]]:
     try:
-        return list(batch.to_pylist(maps_as_pydicts="strict"))
+        rows = list(batch.to_pylist(maps_as_pydicts="strict"))
+        return [{field.name: _without_nulls(row[field.name], field.type) for field in batch.schema} for row in rows]
     except KeyError:
         raise UsageError(f"{place}: a map holds a key twice; keep one") from None
     except UnicodeDecodeError:
         raise UsageError(f"{place}: text that is not UTF-8; store it as such") from None
+
+
+def _without_nulls(value: Any, kind: pa.DataType) -> Any:
+    """The value without null members of structs, at any depth; entries of maps and items of lists stay."""
+    if value is None or not pa.types.is_nested(kind):
+        return value
+    if pa.types.is_struct(kind):
+        members = ((field, value[field.name]) for field in kind)
+        return {field.name: _without_nulls(item, field.type) for field, item in members if item is not None}
+    if pa.types.is_map(kind):
+        return {key: _without_nulls(item, kind.item_type) for key, item in value.items()}
+    return [_without_nulls(item, kind.value_type) for item in value]
 
 
 def _json_schema(schema: pa.Schema, label: str) -> pa.Schema:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -15,10 +14,12 @@ from rollgen.engines.capture import (
     CapturedSupport,
     LogprobTable,
     attach_support_logprobs,
+    check_support_logprobs,
     first_num_logprobs,
     from_masks,
     from_processed_logprobs,
     offsets_of,
+    refuse_truncated,
     sampled_logprobs,
     untruncated,
 )
@@ -27,6 +28,7 @@ from rollgen.rollouts import Sampling
 
 INF = math.inf
 INT32_MAX = 2**31 - 1
+FLOAT32_MIN = float(np.finfo(np.float32).min)
 
 
 def f32(*values: float) -> np.ndarray:
@@ -178,9 +180,13 @@ def test_complete_when_k_is_the_vocabulary() -> None:
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        ([[(0, 0.0), (1, -INF)], [(0, math.nan), (1, 0.0)]], "token 1: the engine returned a logprob of nan"),
+        (
+            [[(0, 0.0), (1, -INF)], [(0, math.nan), (1, 0.0)]],
+            "token 1: the engine returned a logprob of nan, or null, ",
+        ),
         ([[(0, INF), (1, -INF)]], "token 0: the engine returned a logprob of inf"),
         ([[(0, 0.0), (1, -9999.0)]], "token 0: the engine returned a logprob of -9999.0, which servers put in place"),
+        ([[(0, 0.0), (1, FLOAT32_MIN)]], "token 0: the engine returned a logprob of -3.4028.*e.38, which servers put"),
         ([[(0, 0.0), (1, -INF)], [(0, -INF), (1, -INF)]], "token 1: the engine returned no finite logprob"),
         ([[(0, 0.0), (1, -INF)], []], "token 1: the engine returned no finite logprob"),
         ([[(0, 0.0), (1, -INF)], [(1, 0.0), (0, -INF)]], "token 1: the engine returned no logprob of the sampled id 0"),
@@ -197,6 +203,12 @@ def test_logprobs_that_are_not_normalised_over_the_support_are_refused() -> None
     entries = [[(0, LOG_HALF), (1, 2 * LOG_HALF), (2, -INF)]]
     with pytest.raises(UnfitEngine, match=r"^token 0: .* sum to 0.75, not 1: .*logprobs_mode=processed_logprobs$"):
         from_processed_logprobs(table_of(entries), ids(0), vocab_size=5)
+
+
+def test_logits_are_no_logprobs() -> None:
+    """e^1000 is beyond every float, which is no reason for a warning."""
+    with pytest.raises(UnfitEngine, match="sum to inf, not 1"):
+        from_processed_logprobs(table_of([[(0, 1000.0), (1, -INF)]]), ids(0), vocab_size=5)
 
 
 RAW = [[(i, math.log(weight / 26)) for i, weight in enumerate((16, 4, 3, 2, 1))]]
@@ -233,6 +245,30 @@ def test_ties_are_never_taken_for_raw_logprobs(weights: tuple[int, ...], samplin
     """The whole vocabulary survived, exactly: it is the support."""
     entries = [[(i, math.log(weight / sum(weights))) for i, weight in enumerate(weights)]]
     support = from_processed_logprobs(table_of(entries), ids(0), vocab_size=5, sampling=sampling)
+    assert rows(support) == [[0, 1, 2, 3, 4]]
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        pytest.param(Sampling(top_k=3), id="the least likely id is below the third"),
+        pytest.param(Sampling(top_k=50, min_p=0.1), id="1 < 0.1 * 16"),
+    ],
+)
+def test_a_support_that_this_sampling_cannot_leave_is_refused(sampling: Sampling) -> None:
+    """One id is excluded, so this is no tie that goes too far: the logprobs are raw, or of other parameters."""
+    entries = [[(0, 0.0), (1, -INF)], [*RAW[0], (5, -INF)]]
+    with pytest.raises(CaptureError, match=r"^token 1: ids that .* with other parameters than the request's, or the"):
+        from_processed_logprobs(table_of(entries), ids(0, 0), vocab_size=6, sampling=sampling)
+
+
+@pytest.mark.parametrize(
+    ("weights", "top_k"), [((16, 4, 4, 4, 4), 2), ((16, 4, 3, 2, 1), 5), ((4, 4, 4, 3.9998, 3.9998), 1)]
+)
+def test_ties_beside_an_excluded_id_are_kept(weights: tuple[float, ...], top_k: int) -> None:
+    """More ids than top_k, all as likely as the last of those, or within the 0.001 nats of approximate pivots."""
+    entries = [[*((i, math.log(weight / sum(weights))) for i, weight in enumerate(weights)), (5, -INF)]]
+    support = from_processed_logprobs(table_of(entries), ids(0), vocab_size=9, sampling=Sampling(top_k=top_k))
     assert rows(support) == [[0, 1, 2, 3, 4]]
 
 
@@ -300,33 +336,131 @@ def test_sampled_logprobs(entries: list[Entries]) -> None:
     assert found.dtype == np.float32
 
 
-@pytest.mark.parametrize("value", [math.nan, INF, -INF, -9999.0])
+@pytest.mark.parametrize("value", [math.nan, INF, -INF, -9999.0, FLOAT32_MIN])
 def test_a_sampled_logprob_must_be_finite(value: float) -> None:
     """Engines return NaN for broken logits, and servers -9999 for those."""
-    with pytest.raises(CaptureError, match=r"^token 1: logprob .* of the sampled id is not a finite number$"):
+    with pytest.raises(CaptureError, match=r"^token 1: logprob .* of the sampled id is none of a sampled token$"):
         sampled_logprobs(table_of([[(5, -1.0)], [(6, value)]]), ids(5, 6))
 
 
-def captured(masks: list[list[int]], support_logprobs: np.ndarray | None = None) -> CapturedSupport:
-    return replace(native(masks), support_logprobs=support_logprobs)
+TWO = [[(1, LOG_QUARTER), (2, LOG_REST), (9, -INF)], [(3, 0.0), (9, -INF)]]
+"""Processed logprobs of two tokens; the supports are {1, 2} and {3}."""
 
 
 def test_native_masks_get_the_logprobs_of_their_ids() -> None:
     """Ids and sampled logprobs stay the native ones."""
-    masks, processed = captured([[1, 2], [3]]), captured([[1, 2], [3]], f32(-0.5, -1, 0))
-    both = attach_support_logprobs(masks, processed)
+    masks = native([[1, 2], [3]])
+    both = attach_support_logprobs(masks, table_of(TWO))
     assert both.mask_ids is masks.mask_ids
     assert both.logprobs is masks.logprobs
-    assert both.support_logprobs is processed.support_logprobs
+    assert both.support_logprobs is not None
+    assert both.support_logprobs.tolist() == f32(LOG_QUARTER, LOG_REST, 0).tolist()
+    assert both.support_logprobs.dtype == np.float32
 
 
 @pytest.mark.parametrize(
-    "other", [[[1, 2], [4]], [[1], [2, 3]], [[1, 2, 3]], [[1, 2], [3, 4]]], ids=["id", "cut", "tokens", "size"]
+    ("entries", "known"),
+    [
+        pytest.param([[(1, LOG_QUARTER), (2, LOG_REST)], TWO[1]], True, id="no excluded id, but all of the mask"),
+        pytest.param([[(2, LOG_REST)], TWO[1]], False, id="less than the mask"),
+        pytest.param([[], TWO[1]], False, id="nothing of a token"),
+        pytest.param([TWO[0], [(3, 0.0), (9, -9999.0)]], True, id="a clamped one is excluded: the masks say so"),
+        pytest.param([TWO[0], [(3, 0.0), (9, math.nan)]], True, id="and so is null"),
+    ],
 )
-def test_masks_that_disagree_are_refused(other: list[list[int]]) -> None:
-    """The same ids cut differently are different supports."""
-    with pytest.raises(CaptureError, match="name different ids"):
-        attach_support_logprobs(captured([[1, 2], [3]]), captured(other, f32(0)))
+def test_masks_tell_whether_the_logprobs_are_all_there(entries: list[Entries], known: bool) -> None:
+    """Without masks an excluded id must have been seen; with them it is enough that each of their ids has a logprob."""
+    assert (attach_support_logprobs(native([[1, 2], [3]]), table_of(entries)).support_logprobs is not None) is known
+
+
+@pytest.mark.parametrize(
+    ("masks", "entries", "message"),
+    [
+        pytest.param(
+            [[1, 2], [4]], TWO, "token 1: id 3 is not in the sampling mask but has logprob 0.0", id="another id"
+        ),
+        pytest.param([[1], [2, 3]], TWO, "token 0: id 2 is not in the sampling mask", id="cut elsewhere"),
+        pytest.param([[1, 2], [3, 4]], TWO, "token 1: an id of the sampling mask has no finite logprob", id="too many"),
+        pytest.param([[1, 2, 9], [3]], TWO, "token 0: an id of the sampling mask has no finite", id="an excluded one"),
+        pytest.param(
+            [[1], [3]], [[(1, LOG_QUARTER), (2, LOG_REST)], []], "token 0: id 2 is not in", id="however few are there"
+        ),
+        pytest.param(
+            [[1, 2], [3]],
+            [[(1, LOG_HALF), (1, LOG_QUARTER)], []],
+            "token 0: id 1 has two logprobs, -0.693.* and -1.38",
+            id="the sampled id in front, and again",
+        ),
+    ],
+)
+def test_masks_that_contradict_the_logprobs_are_refused(
+    masks: list[list[int]], entries: list[Entries], message: str
+) -> None:
+    """The first such token is named."""
+    with pytest.raises(CaptureError, match=f"^{message}"):
+        attach_support_logprobs(native(masks), table_of(entries))
+
+
+def test_logprobs_that_came_with_the_masks_must_be_those_of_the_table() -> None:
+    """The engine returns the sampled token's logprob twice."""
+    given = native([[1, 2], [3]], support_logprobs=f32(LOG_QUARTER, LOG_REST, 0))
+    assert attach_support_logprobs(given, table_of([[(2, LOG_REST)], [(3, 0.0)]])).support_logprobs is not None
+    with pytest.raises(CaptureError, match=r"^token 0: id 2 has two logprobs, -0.69.* and -0.28"):
+        attach_support_logprobs(given, table_of([[(2, LOG_HALF)], [(3, 0.0)]]))
+
+
+@pytest.mark.parametrize(
+    ("logprobs", "message"),
+    [
+        pytest.param((LOG_QUARTER, math.nan, 0), "token 0: id 2 of its support has logprob nan", id="NaN"),
+        pytest.param((LOG_QUARTER, LOG_REST, -INF), "token 1: id 3 of its support has logprob -inf", id="-inf"),
+        pytest.param((LOG_QUARTER, LOG_REST, -9999), "token 1: id 3 of its support has logprob -9999", id="clamped"),
+        pytest.param((LOG_HALF, LOG_QUARTER, 0), "token 0: .* sum to 0.75, not 1", id="0.5 + 0.25"),
+        pytest.param((LOG_REST, LOG_QUARTER, 1), "token 1: .* sum to 2.718", id="e"),
+        pytest.param((LOG_REST, LOG_QUARTER, 0), "token 0: ids that top_k=1, .* other parameters", id="2 of top_k 1"),
+    ],
+)
+def test_logprobs_that_masks_bring_are_checked(logprobs: tuple[float, ...], message: str) -> None:
+    """Also when nobody stores them: they are evidence."""
+    given = native([[1, 2], [3]], support_logprobs=f32(*logprobs))
+    with pytest.raises(CaptureError, match=f"^{message}") as caught:
+        check_support_logprobs(given, vocab_size=10, sampling=Sampling(top_k=1))
+    assert type(caught.value) is CaptureError
+
+
+def test_logprobs_that_masks_do_not_bring_are_not_checked() -> None:
+    """Two ids of equal likelihood pass top_k 1; so does a mask of which nothing else is known."""
+    tied = native([[1, 2], [3]], support_logprobs=f32(LOG_HALF, LOG_HALF, 0))
+    for support in (tied, native([[1, 2], [3]])):
+        check_support_logprobs(support, vocab_size=10, sampling=Sampling(top_k=1))
+
+
+@pytest.mark.parametrize(
+    ("entries", "sizes"),
+    [
+        pytest.param([[(0, -1.0), (1, -INF)], [(0, -1.0)]], None, id="an excluded candidate"),
+        pytest.param([[(0, -1.0), (1, -9999.0)], [(0, -1.0)]], None, id="a clamped one"),
+        pytest.param([[(0, -1.0)], [(0, -1.0)]], [2, 0], id="a mask of some ids"),
+    ],
+)
+def test_signs_of_truncation_are_refused_where_nothing_truncates(entries: list[Entries], sizes: list[int]) -> None:
+    """As of a loop that has the same parameters for all requests."""
+    offsets = None if sizes is None else offsets_of(np.array(sizes))
+    with pytest.raises(CaptureError, match=r"^token 0: ids were excluded .* with other parameters than the request's$"):
+        refuse_truncated(table_of(entries), offsets, 3)
+
+
+@pytest.mark.parametrize(
+    ("entries", "sizes"),
+    [
+        pytest.param([[(0, -1.0), (1, -0.5)], [(2, -1.0)]], None, id="likely candidates"),
+        pytest.param([[(0, -1.0), (1, -0.5), (2, -INF)], [(0, -1.0)]], None, id="an id that the model excludes"),
+        pytest.param([[(0, -1.0)], [(0, -1.0)]], [0, 3], id="no mask, and one of all ids"),
+    ],
+)
+def test_what_an_untruncated_output_may_hold(entries: list[Entries], sizes: list[int]) -> None:
+    """Over a vocabulary of 3, none of it shows a truncation."""
+    refuse_truncated(table_of(entries), None if sizes is None else offsets_of(np.array(sizes)), 3)
 
 
 def test_untruncated_supports_are_empty_ranges() -> None:

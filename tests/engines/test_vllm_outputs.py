@@ -59,6 +59,9 @@ def test_request_outputs(flat: bool, capture: Any) -> None:
     assert first.support.support_logprobs is not None
     assert first.support.support_logprobs.tolist() == pytest.approx([QUARTER, REST, 0])
     assert (first.stop_reason, second.stop_reason) == ("4", "5")
+    assert (first.index, second.index) == (0, 1)
+    assert first.prompt_token_ids is not None
+    assert first.prompt_token_ids.tolist() == [1]
 
 
 def test_masks_as_vllm_keeps_them_inside() -> None:

@@ -44,6 +44,7 @@ def publish(slot: WriterSlot, content: bytes = b"PAR1" + b"x" * 8 + b"\0\0\0\0PA
     temporary = slot.temporary()
     temporary.write_bytes(content)
     line = slot.publish(temporary, rows=1, tokens=2, mask_ids=3)
+    slot.append(line)
     temporary.unlink()
     return line
 

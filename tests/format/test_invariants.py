@@ -72,7 +72,8 @@ def test_random_completions_pass(make_completion: MakeCompletion, seed: int) -> 
     tokens, largest = 1 + 21 * seed, 1 + 3 * seed
     for full in (False, True):
         completion = make_completion(seed, 0, tokens=tokens, largest=largest, full=full, support_logprobs=True)
-        assert find_problem(completion, 512) is None
+        longest = replace(completion, sampling=replace(completion.sampling, max_tokens=tokens))
+        assert find_problem(longest, 512) is None
 
 
 CORRUPTIONS: dict[str, tuple[dict[str, Any], str]] = {
@@ -81,6 +82,7 @@ CORRUPTIONS: dict[str, tuple[dict[str, Any], str]] = {
         {"token_ids": i32(), "logprobs": f32(), "mask_ids": i32(), "mask_offsets": i64(0)},
         "no token was generated",
     ),
+    "longer than asked for": ({"sampling": Sampling(max_tokens=2)}, "3 tokens, more than max_tokens 2"),
     "a logprob short": ({"logprobs": f32(HALF, 0)}, "2 logprobs for 3 tokens"),
     "a logprob too many": ({"logprobs": f32(HALF, 0, HALF, 0)}, "4 logprobs for 3 tokens"),
     "a support short": ({"mask_offsets": i64(0, 2, 5)}, "2 supports for 3 tokens"),

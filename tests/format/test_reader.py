@@ -93,7 +93,7 @@ def dataset(tmp_path: Path, make_manifest: Callable[..., Manifest]) -> Path:
     assert create_manifest(directory, manifest)
     with WriterSlot(directory, "w0") as slot:
         for _ in range(2):
-            slot.publish(write(slot.temporary(), make_table()), rows=4, tokens=12, mask_ids=12)
+            slot.append(slot.publish(write(slot.temporary(), make_table()), rows=4, tokens=12, mask_ids=12))
     return directory
 
 

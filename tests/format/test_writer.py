@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -281,3 +282,55 @@ def test_no_temporary_name_remains(tmp_path: Path, open_writer: Callable, make_c
     with open_writer() as writer:
         writer.add(make_completion(0, 0))
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["part-w0-000000.parquet"]
+
+
+def test_a_directory_that_comes_back_costs_nothing(
+    tmp_path: Path, open_writer: Callable, make_completion: MakeCompletion
+) -> None:
+    """A commit fails, more is added, what was wrong is mended: the shard that failed and the rest are stored, once."""
+    data = tmp_path / "data"
+    with open_writer() as writer:
+        writer.add(make_completion(0, 0))
+        writer.flush()
+        data.rename(tmp_path / "away")
+        writer.add(make_completion(1, 0))
+        for _ in range(2):
+            with pytest.raises(DatasetError, match="cannot be written"):
+                writer.flush()
+        writer.add(make_completion(2, 0))
+        (tmp_path / "away").rename(data)
+    assert stored_keys(tmp_path) == [[(0, 0)], [(1, 0)], [(2, 0)]]
+    assert len(read_journal(tmp_path).committed) == 3
+
+
+def test_a_failed_journal_line_is_written_later(
+    tmp_path: Path, open_writer: Callable, make_completion: MakeCompletion
+) -> None:
+    """The shard has its final name already: it is not written twice, and the next one gets the next name."""
+    journal = tmp_path / "journal" / "w0.jsonl"
+    with open_writer() as writer:
+        journal.mkdir()  # in the way of the file
+        writer.add(make_completion(0, 0))
+        with pytest.raises(DatasetError, match="cannot be written: Is a directory"):
+            writer.flush()
+        assert stored_keys(tmp_path) == [[(0, 0)]]
+        journal.rmdir()
+        writer.add(make_completion(1, 0))
+    assert stored_keys(tmp_path) == [[(0, 0)], [(1, 0)]]
+    assert list(read_journal(tmp_path).committed) == ["part-w0-000000.parquet", "part-w0-000001.parquet"]
+
+
+def test_a_row_that_cannot_be_encoded_takes_nothing_with_it(
+    open_writer: Callable, make_completion: MakeCompletion
+) -> None:
+    """Every later call says so, the last one too: nothing is dropped in silence."""
+    broken = replace(make_completion(1, 0), seed=2**63)
+
+    def flush_and_leave(writer: ShardWriter) -> None:
+        writer.add(make_completion(1, 1))
+        writer.add(broken)
+        with pytest.raises(OverflowError):
+            writer.flush()
+
+    with pytest.raises(OverflowError):
+        add_one(open_writer(), make_completion(0, 0), flush_and_leave)

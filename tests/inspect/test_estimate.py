@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rollgen.format.retries import RetryList
 from rollgen.inspect.estimate import Estimate, Expectation, describe, estimate_run, free_space, largest_sum
 from rollgen.inspect.status import RunStatus, run_status
 from rollgen.prompts.plan import Plan, PlanWriter
@@ -93,6 +94,18 @@ def test_a_continued_run(plan_of: Callable[..., Plan], make_dataset: Callable[..
     assert estimate.max_bytes == 3 * (2000 + 64)
     assert estimate.expected == Expectation(mean_length=20, bytes_per_token=20, tokens=60, bytes=1200)
     assert estimate.tokens_per_second == 5.0
+
+
+def test_retries_have_their_own_max_tokens(plan_of: Callable[..., Plan], make_dataset: Callable[..., Any]) -> None:
+    """Both planned samples are stored; the two to be made again may have 300 tokens each, not the plan's 100."""
+    plan = plan_of(a_prompt(0, n=1, max_tokens=100, top_k=0), a_prompt(1, n=1, tokens=10, max_tokens=100, top_k=0))
+    stored = stored_run(make_dataset, stored=2, tokens=200, bytes=2000)
+    retry = RetryList(1, np.array([0, 1]), np.zeros(2, np.int32), np.full(2, 300, np.int32))
+    estimate = estimate_run(plan, [retry], support_logprobs=False, stored=stored, free_bytes=FREE)
+    assert (estimate.samples, estimate.max_generated_tokens) == (2, 600)
+    assert estimate.max_bytes == 2 * (300 * 12 + 64) + 4 * 10
+    assert estimate.expected is not None
+    assert estimate.expected.tokens <= estimate.max_generated_tokens
 
 
 def test_more_than_is_assumed_is_measured_only(plan_of: Callable[..., Plan], make_dataset: Callable[..., Any]) -> None:

@@ -84,13 +84,22 @@ def test_before_the_first_commit(empty_dataset: Path) -> None:
     assert (status.writers, status.tokens_per_second, status.seconds_left) == ((), None, None)
 
 
-def test_without_a_plan(make_dataset: Callable[..., Any]) -> None:
-    """What was planned is unknown, not zero."""
+def test_a_lost_plan(make_dataset: Callable[..., Any]) -> None:
+    """What is owed cannot be told: that is said, and not that nothing is."""
     directory, _ = make_dataset(0)
     (directory / PLAN_FILE).unlink()
+    with pytest.raises(DatasetError, match=r"plan\.parquet: not found"):
+        run_status(directory)
+
+
+def test_a_cut_shard_is_lost(make_dataset: Callable[..., Any]) -> None:
+    """Its size is not the journal's: its samples are not counted as stored."""
+    directory, _ = make_dataset(0)
+    shard = min((directory / "data").glob("part-*.parquet"))
+    os.truncate(shard, shard.stat().st_size - 1)
     status = run_status(directory)
-    assert (status.planned, status.skipped, status.owed, status.stored) == (None, None, None, 36)
-    assert status.state == "stopped"
+    assert status.lost == (shard.name,)
+    assert status.stored < 36
 
 
 def test_complete(make_dataset: Callable[..., Any], make_completion: Callable[..., Any], commit: Any) -> None:
@@ -239,7 +248,7 @@ def test_view(make_dataset: Callable[..., Any]) -> None:
     output = shown(status, width=120)
     for text in (
         "data · running",
-        "36 of 50 samples (72.0%) · 2 of them made again",
+        "36 of 50 samples (72.0%) · 2 of these to be made again",
         "1, owed again · engine 1",
         "5 of bad input rows",
         "2026-01-02T03:04:05+00:00 · attempt 1",
@@ -257,9 +266,8 @@ def test_view_of_almost_nothing(tmp_path: Path, empty_dataset: Path, make_datase
     with WriterSlot(tmp_path / "new", "w0"):
         assert "none yet" in shown(run_status(tmp_path / "new"))
     assert "0 of 24 samples (0.0%)" in shown(run_status(empty_dataset))
-    directory, _ = make_dataset(0)
-    (directory / PLAN_FILE).unlink()
-    assert "36 samples · no plan: nothing is owed" in shown(run_status(directory))
+    status = replace(run_status(make_dataset(0).directory), planned=None, skipped=None, owed=None)
+    assert "36 samples · no plan: nothing is owed" in shown(status)
 
 
 def test_view_is_inert(make_dataset: Callable[..., Any]) -> None:

@@ -34,12 +34,13 @@ def write_shards(tmp_path: Path, make_manifest: Callable[..., Manifest]) -> Call
         with WriterSlot(directory, "w0") as slot:
             for rows in shards:
                 write_parquet(slot.temporary(), build_row_groups(rows, schema), schema)
-                slot.publish(
+                line = slot.publish(
                     slot.temporary(),
                     rows=len(rows),
                     tokens=sum(len(row.token_ids) for row in rows),
                     mask_ids=sum(len(row.mask_ids) for row in rows),
                 )
+                slot.append(line)
         return directory
 
     return write

@@ -58,8 +58,23 @@ def test_a_refused_start_leaves_none(runs: Runs) -> None:
         ("see https://host/a/b and '/etc/secret/key'", "see https://host/a/b and 'key'"),
         ("two\nlines, \x1b[31mred", "two\\nlines, \\x1b[31mred"),
         ("12 tokens/s, 3/4 done", "12 tokens/s, 3/4 done"),
+        ("error:/home/me/x/y, file:///home/me/z", "error:y, z"),
     ],
 )
 def test_lines_are_single_and_travel(message: str, logged: str) -> None:
     """No absolute path, no control character."""
     assert clean(message) == logged
+
+
+def test_directories_with_spaces_are_left_out(runs: Runs) -> None:
+    """Where the run and its prompts are is nobody's business, however the directories are called."""
+    here = runs.out.parent / "my dir" / "al ice"
+    here.mkdir(parents=True)
+    runs.out = here / "set"
+    runs()
+    shard = next((runs.out / "data").glob("*.parquet"))
+    shard.write_bytes(shard.read_bytes()[:-1])
+    runs(resume=True)
+    assert f"{shard}: its SHA-256" in "\n".join(runs.reporter.notes)
+    assert " data/part-w0-000000.parquet: its SHA-256" in "\n".join(map("\n".join, logs(runs.out)))
+    assert "al ice" not in str(logs(runs.out))

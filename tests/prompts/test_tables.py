@@ -26,7 +26,9 @@ def rows_of(path, *columns, **options):
 @pytest.mark.parametrize(
     ("column", "value"),
     [
-        pytest.param(pa.array([[TURN]], TURNS), [TURN], id="turns"),
+        pytest.param(pa.array([[TURN]], TURNS), [{"role": "user", "content": "Hi"}], id="turns"),
+        pytest.param(pa.array([{"a": {"x": None, "y": [None]}}]), {"a": {"y": [None]}}, id="null members"),
+        pytest.param(pa.array([[("k", None)]], pa.map_(pa.string(), pa.int64())), {"k": None}, id="null in a map"),
         pytest.param(pa.array([[[1], []]]), [[1], []], id="nested lists"),
         pytest.param(pa.array([[1, 2]], pa.list_(pa.int32(), 2)), [1, 2], id="fixed-size list"),
         pytest.param(pa.array([["a"]], pa.large_list(pa.large_string())), ["a"], id="large list"),
