@@ -106,13 +106,7 @@ def from_masks(
     sizes = np.diff(offsets)
     if not sizes.all():
         raise CaptureError(f"token {int(sizes.argmin())}: the engine returned an empty sampling mask")
-    outside = (ids < 0) | (ids >= vocab_size)
-    if outside.any():
-        worst = int(outside.argmax())
-        raise CaptureError(
-            f"token {_token_at(offsets, worst)}: id {ids[worst]} of the sampling mask is outside the model's "
-            f"vocabulary of {vocab_size}"
-        )
+    _check_ids(ids, offsets, "the sampling mask", vocab_size)
     order = _order_within_rows(ids, offsets)
     if order is not None:
         ids = ids[order]
@@ -133,6 +127,7 @@ def from_processed_logprobs(
     cannot be processed ones, and CaptureError for values no support can have.
     """
     survived = table.survived
+    _check_ids(table.ids, table.offsets, "the logprobs", vocab_size)
     _check_logprobs(table, survived)
     seen = _count(~survived, table.offsets) > 0
     support = _distinct(table, survived)
@@ -235,6 +230,16 @@ def refuse_truncated(table: LogprobTable, mask_offsets: Int64Array | None, vocab
 def untruncated(tokens: int, logprobs: Float32Array) -> CapturedSupport:
     """Nothing truncates: every support is the full vocabulary, stored as an empty range."""
     return CapturedSupport(np.empty(0, np.int32), np.zeros(tokens + 1, np.int64), logprobs, np.empty(0, np.float32))
+
+
+def _check_ids(ids: Int32Array, offsets: Int64Array, what: str, vocab_size: int) -> None:
+    if not ids.size or (ids.min() >= 0 and ids.max() < vocab_size):
+        return
+    worst = int(((ids < 0) | (ids >= vocab_size)).argmax())
+    raise CaptureError(
+        f"token {_token_at(offsets, worst)}: id {ids[worst]} of {what} is outside the model's vocabulary of "
+        f"{vocab_size}"
+    )
 
 
 def _check_logprobs(table: LogprobTable, survived: npt.NDArray[np.bool_]) -> None:

@@ -23,7 +23,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -132,17 +132,17 @@ def _sglang_sequence(fields: Fields, meta: Fields, *, truncates: bool) -> RawSeq
     finish_reason, stop_reason = _finish(reason.get("type"), reason.get("matched"))
     if reason.get("matched") == SGLANG_NAN:
         raise CaptureError("SGLang met NaN logits and put a stop token in place of the sampled one")
-    rows = meta("output_token_logprobs") or ()
+    rows = _listed(meta("output_token_logprobs"), "output_token_logprobs")
     token_ids = fields("output_ids")
     token_ids = _token_ids(_column(rows, 1) if token_ids is None else token_ids)
-    masks, logprobs = meta("output_token_sampling_mask"), _array(meta("output_token_sampling_logprobs"))
-    of_support = logprobs is not None and len(logprobs) > 0 and isinstance(logprobs[0], Collection)
+    masks, logprobs = meta("output_token_sampling_mask"), meta("output_token_sampling_logprobs")
+    of_support = _is_nested(_listed(logprobs, "output_token_sampling_logprobs"))
     table = None
     if masks is not None:
         masks = _masks(masks, logprobs if of_support else None, truncates=truncates)
         table = None if of_support else _table(logprobs, token_ids)
     if not truncates:
-        table = _table(_column(rows, 0), _int32(_column(rows, 1), "output_token_logprobs")) if rows else None
+        table = _table(_column(rows, 0), _int32(_column(rows, 1), "output_token_logprobs")) if len(rows) else None
     return _aligned(
         RawSequence(token_ids, table, masks, finish_reason, stop_reason, _index(fields("index")), _prompt(fields))
     )
@@ -211,7 +211,7 @@ def _masks(value: Any, support_logprobs: Any, *, truncates: bool) -> Masks:
         return _joined([_masks(chunk, None, truncates=truncates) for chunk in value])
     fields = _fields(value)
     ids = fields("ids") if fields("token_ids") is None else fields("token_ids")
-    logprobs = _array(support_logprobs if fields("logprobs") is None else fields("logprobs")) if truncates else None
+    logprobs = (support_logprobs if fields("logprobs") is None else fields("logprobs")) if truncates else None
     if ids is None and isinstance(value, tuple):
         if len(value) not in {2, 3}:
             raise CaptureError(
@@ -225,7 +225,7 @@ def _masks(value: Any, support_logprobs: Any, *, truncates: bool) -> Masks:
     if fields("lengths") is None:
         return _nested(ids, logprobs, nulls=not truncates)
     lengths = _int64(fields("lengths"), "the lengths of the sampling masks")
-    of_sampled = logprobs is not None and len(logprobs) == len(lengths) != len(ids)
+    of_sampled = len(_listed(logprobs, "the support logprobs")) == len(lengths) != lengths.sum()
     return _csr(ids, offsets_of(lengths), None if of_sampled else logprobs)
 
 
@@ -254,7 +254,7 @@ def _partitions(offsets: Int64Array, values: int) -> bool:
 
 def _nested(rows: Any, logprobs: Any, *, nulls: bool) -> Masks:
     """A list of ids for each token, or null for some where `nulls` are in order."""
-    rows = _array(rows)
+    rows = _listed(rows, "the sampling mask of each token")
     if isinstance(rows, np.ndarray) and rows.ndim == 1 and rows.dtype != np.object_:
         rows = [rows]  # vLLM's SamplingMaskLists of a single token
     flat, offsets = _flattened(rows, "the sampling mask", nulls=nulls)
@@ -264,8 +264,8 @@ def _nested(rows: Any, logprobs: Any, *, nulls: bool) -> Masks:
 
 def _support_logprobs(values: Any, offsets: Int64Array) -> Float32Array:
     """float32 [K], parallel to the ids: nested in the same way, or flat."""
-    values, own = _array(values), offsets
-    if len(values) and isinstance(values[0], Collection):
+    values, own = _listed(values, "the support logprobs"), offsets
+    if _is_nested(values):
         values, own = _flattened(values, "the support logprobs")
     logprobs = _float32(values, "the support logprobs")
     if len(logprobs) != offsets[-1] or not np.array_equal(own, offsets):
@@ -273,10 +273,8 @@ def _support_logprobs(values: Any, offsets: Int64Array) -> Float32Array:
     return logprobs
 
 
-def _flattened(rows: Any, what: str, *, nulls: bool = False) -> tuple[Any, Int64Array]:
+def _flattened(rows: Collection[Any], what: str, *, nulls: bool = False) -> tuple[Any, Int64Array]:
     """The values of all rows in one, and int64 [T + 1] offsets. Raises for a row that is no list, a null above all."""
-    if not isinstance(rows, Collection):
-        raise CaptureError(f"{what} of each token is expected in a list, got {type(rows).__name__}")
     if nulls:
         rows = [() if row is None else row for row in rows]
     try:
@@ -286,7 +284,7 @@ def _flattened(rows: Any, what: str, *, nulls: bool = False) -> tuple[Any, Int64
         if row is None:
             raise UnfitEngine(f"token {token}: {what} is null although sampling truncates") from None
         raise CaptureError(f"token {token}: {what} is {row!r}, not a list") from None
-    if len(sizes) and all(_is_array(row) for row in rows):
+    if len(sizes) and all(_is_array(row) and row.ndim == 1 for row in rows):
         return np.concatenate([_array(row) for row in rows]), offsets_of(sizes)
     return list(chain.from_iterable(rows)), offsets_of(sizes)
 
@@ -304,7 +302,7 @@ def _table(logprobs: Any, token_ids: Int32Array) -> LogprobTable | None:
     if fields("start_indices") is not None:
         return _flat_table(fields)
     if fields("content") is not None:
-        return _table_of_mappings([_candidates(entry) for entry in fields("content")])
+        return _table_of_content(_listed(fields("content"), "the content of the logprobs"))
     if isinstance(logprobs, list) and isinstance(logprobs[0] if logprobs else None, Mapping):
         return _table_of_mappings(logprobs)
     values = _float32(logprobs, "logprobs")
@@ -332,14 +330,30 @@ def _table_of_mappings(rows: Collection[Mapping[int, Any]]) -> LogprobTable:
     return LogprobTable(_int32(ids, "the ids of the logprobs"), _float32(values, "logprobs"), offsets)
 
 
-def _candidates(entry: object) -> dict[int, Any]:
-    """A token of vLLM's JSON: the sampled id and the most likely ones."""
-    sampled = _fields(entry)
-    likely = map(_fields, sampled("top_logprobs") or ())
-    candidates = {one("token_id"): one("logprob") for one in (sampled, *likely)}
-    if None in candidates:
+def _table_of_content(entries: Collection[object]) -> LogprobTable:
+    """vLLM's JSON: of each token the sampled id and the most likely ones."""
+    rows = [
+        [sampled, *map(_fields, _listed(sampled("top_logprobs"), "the top_logprobs of a token"))]
+        for sampled in map(_fields, entries)
+    ]
+    candidates, offsets = _flattened(rows, "the logprobs")
+    ids = [one("token_id") for one in candidates]
+    if any(token_id is None for token_id in ids):
         raise CaptureError("the logprobs have no token ids: ask the server for output_mode=tokens")
-    return candidates
+    logprobs = _float32([one("logprob") for one in candidates], "logprobs")
+    return LogprobTable(_int32(ids, "the ids of the logprobs"), logprobs, offsets)
+
+
+def _listed(values: Any, what: str) -> Any:
+    """`values` if they are in a list of any kind, an array or a tensor; the empty list for None."""
+    values = () if values is None else _array(values)
+    if isinstance(values, Sequence) or (isinstance(values, np.ndarray) and values.ndim):
+        return values
+    raise CaptureError(f"{what}: expected in a list, got {type(values).__name__}")
+
+
+def _is_nested(values: Any) -> bool:
+    return len(values) > 0 and isinstance(values[0], Collection)
 
 
 def _is_array(value: object) -> bool:
@@ -382,15 +396,19 @@ def _float32(values: Any, what: str) -> Float32Array:
 
 
 def _cast_float32(values: Any) -> Float32Array:
-    """Raises one of NOT_A_NUMBER. struct.pack is twice as fast as np.array, np.fromiter and array.array."""
+    """Raises one of NOT_A_NUMBER, for numbers beyond float32 too: rounded to -inf, they would say `excluded`.
+
+    struct.pack is twice as fast as np.array, np.fromiter and array.array; with `<` it checks the range.
+    """
     if not isinstance(values, list | tuple):
         array = np.asarray(_array(values))
         if array.ndim != 1 or (array.size and array.dtype.kind != "f"):
             raise ValueError
         with np.errstate(over="raise"):
             return array.astype(np.float32)
+    layout = f"<{len(values)}f"
     try:
-        packed = struct.pack(f"{len(values)}f", *values)
+        packed = struct.pack(layout, *values)
     except struct.error:
-        packed = struct.pack(f"{len(values)}f", *(math.nan if value is None else value for value in values))
-    return np.frombuffer(packed, np.float32)
+        packed = struct.pack(layout, *(math.nan if value is None else value for value in values))
+    return np.frombuffer(packed, "<f4")

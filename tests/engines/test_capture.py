@@ -184,6 +184,8 @@ def test_complete_when_k_is_the_vocabulary() -> None:
             [[(0, 0.0), (1, -INF)], [(0, math.nan), (1, 0.0)]],
             "token 1: the engine returned a logprob of nan, or null, ",
         ),
+        ([[(0, 0.0), (-1, -INF)]], "token 0: id -1 of the logprobs is outside the model's vocabulary of 5"),
+        ([[(0, 0.0), (5, -INF)]], "token 0: id 5 of the logprobs is outside the model's vocabulary of 5"),
         ([[(0, INF), (1, -INF)]], "token 0: the engine returned a logprob of inf"),
         ([[(0, 0.0), (1, -9999.0)]], "token 0: the engine returned a logprob of -9999.0, which servers put in place"),
         ([[(0, 0.0), (1, FLOAT32_MIN)]], "token 0: the engine returned a logprob of -3.4028.*e.38, which servers put"),
