@@ -19,12 +19,15 @@ def main() -> None:
     parser.add_argument("prompts", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--model", help="default: the embedded demo model")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--max-num-seqs", type=int, help="requests in a batch at most")
     args = parser.parse_args()
 
     logging.basicConfig(format="%(name)s: %(message)s")
     logging.getLogger("rollgen").setLevel(logging.INFO)
-    settings = {"model": args.model, "n": 2, "max_tokens": 48, "temperature": 0.8, "top_k": 50, "top_p": 0.9}
-    stats = rollgen.generate(args.prompts, args.out, resume=True, **settings)
+    engine = {"model": args.model, "dtype": args.dtype, "max_num_seqs": args.max_num_seqs}
+    sampling = {"n": 2, "max_tokens": 48, "temperature": 0.8, "top_k": 50, "top_p": 0.9}
+    stats = rollgen.generate(args.prompts, args.out, resume=True, **engine, **sampling)
     print(f"{stats.stored} samples, {stats.tokens} tokens, {stats.mean_support:.1f} ids a support")
 
     ds = rollgen.RolloutDataset(args.out)

@@ -19,23 +19,12 @@ def test_replay_is_exact_with_masks_and_biased_without(rollgen: Any, smollm2: Pa
     """vLLM against a Hugging Face forward pass, both float32: mean ratio 1 with masks, about 0.92 without."""
     out = tmp_path / "out"
     flags = ["--dtype", "float32", "--temperature", 0.8, "--top-k", 50, "--top-p", 0.9]
-    size = ["--limit", 24, "--max-tokens", 64, "--max-model-len", 1024]
+    size = ["--limit", 16, "--max-tokens", 64, "--max-model-len", 1024]
     rollgen("generate", REPOSITORY / "examples/prompts.jsonl", "--model", smollm2, "--out", out, *flags, *size)
     command = [sys.executable, REPOSITORY / "examples/02_train_step.py", out, "--model", smollm2, "--json"]
     result = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     masked, unmasked = result["before"]["with masks"], result["before"]["without masks"]
-    assert masked["tokens"] > 500
+    assert masked["tokens"] > 400
     assert abs(masked["mean_ratio"] - 1) < 1e-4
     assert masked["max_logprob_difference"] < 5e-4
     assert 0.85 < unmasked["mean_ratio"] < 0.97
-
-
-def test_generate_from_python(tiny_model: Path, tmp_path: Path) -> None:
-    """examples/01_generate.py on the shipped prompts."""
-    command = [sys.executable, "examples/01_generate.py", "examples/prompts.jsonl", tmp_path / "out"]
-    done = subprocess.run(
-        [*command, "--model", tiny_model], capture_output=True, text=True, cwd=REPOSITORY, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "ids a support" in done.stdout
-    assert "its support: [" in done.stdout

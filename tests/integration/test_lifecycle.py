@@ -166,23 +166,6 @@ def test_an_engine_killed_three_times_and_stopped_once(
     assert group_members(process) == []
 
 
-def test_a_dead_engine_fails_the_run_when_no_restart_is_allowed(
-    rollgen: Any, options: list[object], tmp_path: Path, wait_for_shards: Any
-) -> None:
-    """The engine process is killed: exit 1 within a minute, one plain error line, what was finished is stored."""
-    out = tmp_path / "out"
-    options = [*options[:-1], 2 * N]  # twice the work, so that plenty is left when the engine is found
-    process = rollgen.start(*options, "--max-restarts", 0)
-    wait_for_shards(out, 1, process)
-    for pid in engines_of(process):
-        os.kill(pid, signal.SIGKILL)
-    _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 1
-    assert "rollgen: error: vLLM's engine process died" in stderr
-    assert group_members(process) == []
-    assert 0 < len(keys(out)) < PROMPTS * 2 * N
-
-
 def rows(out: Path) -> dict[tuple[str, int, int], dict[str, Any]]:
     """Every stored row by its key."""
     tables = [pq.read_table(file) for file in out.glob("data/part-*.parquet")]
