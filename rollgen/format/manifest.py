@@ -173,9 +173,15 @@ def check_identity(stored: Manifest, identity: dict[str, Any]) -> None:
         for key in sorted(stored.identity.keys() | identity.keys())
         if stored.identity.get(key) != identity.get(key)
     ]
+    longer = stored.identity.get("max_tokens") != identity.get("max_tokens")
     raise ResumeRefused(
         f"{MANIFEST_FILE}: this run was made with other settings: {', '.join(changed)}; "
         "repeat the first command with --resume, or write to another --out"
+        + (
+            "; for cut samples there is --retry"
+            if stored.identity.get("max_tokens") != identity.get("max_tokens")
+            else ""
+        )
     )
 
 

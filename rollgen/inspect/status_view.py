@@ -35,8 +35,9 @@ def _samples(status: RunStatus) -> Iterator[Row]:
         yield "Stored", line(f"{status.stored:,} samples", "no plan: nothing is owed" if status.attempts else "")
     else:
         wanted = status.planned - status.skipped + status.retries
-        again = f"{status.retries:,} of these to be made again" if status.retries else ""
-        yield "Stored", line(f"{status.stored:,} of {wanted:,} samples ({share(status.stored, wanted)})", again)
+        again = f"{status.retries:,} of these are retries" if status.retries else ""
+        what = "rows" if status.retries else "samples"
+        yield "Stored", line(f"{status.stored:,} of {wanted:,} {what} ({share(status.stored, wanted)})", again)
         yield "Owed", line(f"{status.owed:,}")
     if status.failed:
         stages = (f"{stage} {count:,}" for stage, count in status.failed_by_stage.items())

@@ -126,7 +126,8 @@ def _progress(stats: DatasetStats) -> Iterator[Row]:
         yield "Samples", line(f"{samples.samples:,} for {samples.prompts:,} prompts", "no plan: nothing is owed")
     else:
         done = f"{samples.samples:,} of {plan.samples:,} ({share(samples.samples, plan.samples)})"
-        yield "Samples", line(done, f"{plan.owed:,} owed" if plan.owed else "complete")
+        left = f"{plan.owed:,} owed" if plan.owed else "" if plan.retries_owed else "complete"
+        yield "Samples", line(done, left)
         skipped = f"input rows skipped: {plan.tombstones:,}" if plan.tombstones else ""
         yield "Prompts", line(f"{samples.prompts:,} of {plan.prompts:,} with samples", skipped)
     if samples.superseded or (plan is not None and plan.retries):

@@ -2,6 +2,7 @@
 
 The rest of the run stays what it is: its own max_tokens, its plan, its rows. So a retry is asked for with the command
 that made the run, `--resume`, the condition and a larger `--max-tokens`; asked for twice, it finds nothing more to do.
+As everywhere, `--max-tokens` is not for prompts that set a max_tokens of their own: those were cut on purpose.
 What a retry has begun belongs to what is planned: any later `--resume` finishes it.
 """
 
@@ -12,12 +13,14 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
+
 from rollgen.config import RunConfig
 from rollgen.directory import Holds
 from rollgen.errors import UsageError
 from rollgen.format.manifest import Manifest, Retry, fsync_directory, read_manifest, replace_manifest
 from rollgen.format.reader import open_dataset
-from rollgen.format.retries import RetryList, Selection, read_outcomes, read_retries, select_retries
+from rollgen.format.retries import Outcomes, RetryList, Selection, read_outcomes, read_retries, select_retries
 from rollgen.format.schema import retry_file
 from rollgen.preflight import Preflight
 
@@ -45,12 +48,20 @@ def split_config(config: RunConfig, out: Path, holds: Holds, *, resume: bool) ->
 def select(directory: Path, preflight: Preflight, max_tokens: int) -> Selection:
     """Which stored samples were cut and may become longer. Raises DatasetError."""
     dataset = open_dataset(directory)
+    context_length = preflight.model.context_length
     return select_retries(
-        read_outcomes(dataset.shards),
+        _of_the_run(read_outcomes(dataset.shards), preflight.config.max_tokens, context_length),
         read_retries(directory, dataset.manifest),
         max_tokens=max_tokens,
-        context_length=preflight.model.context_length,
+        context_length=context_length,
     )
+
+
+def _of_the_run(outcomes: Outcomes, max_tokens: int, context_length: int) -> Outcomes:
+    """The rows without those of prompts that set a max_tokens of their own: the others have the run's, or fill up."""
+    usual = np.minimum(max_tokens, context_length - outcomes.prompt_length)
+    kept = (outcomes.generation > 0) | (outcomes.max_tokens == usual)
+    return Outcomes(*(column[kept] for column in outcomes))
 
 
 def describe(selection: Selection, max_tokens: int) -> str:

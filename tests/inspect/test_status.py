@@ -248,7 +248,7 @@ def test_view(make_dataset: Callable[..., Any]) -> None:
     output = shown(status, width=120)
     for text in (
         "data · running",
-        "36 of 50 samples (72.0%) · 2 of these to be made again",
+        "36 of 50 rows (72.0%) · 2 of these are retries",
         "1, owed again · engine 1",
         "5 of bad input rows",
         "2026-01-02T03:04:05+00:00 · attempt 1",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pyarrow.parquet as pq
 import pytest
 from models.fake_engine import FakeEngine
@@ -89,6 +91,19 @@ def test_growth_and_retry_go_together(runs: Runs, cut: list[tuple[int, int]]) ->
     assert sorted(row[:2] for row in rows(runs) if not row[2]) == keys(7, 3)
     assert {row[4] for row in rows(runs) if not row[2]} == {5}
     assert [row[:2] for row in rows(runs) if row[2]] == cut
+
+
+def test_a_row_that_sets_its_own_max_tokens_is_left_alone(runs: Runs) -> None:
+    """Here as everywhere, --max-tokens is for the others."""
+    rows_ = [{"id": f"p{i}", "prompt": f"Prompt {i}"} | ({"max_tokens": 5} if i < 3 else {}) for i in range(20)]
+    runs.prompts.write_text("".join(json.dumps(row) + "\n" for row in rows_))
+    runs(max_tokens=6)
+    cut = [row[:2] for row in rows(runs) if row[3] == "length"]
+    own = [key for key in cut if key[0] < 3]
+    assert own
+    assert own != cut
+    runs(**RETRY, max_tokens=9)
+    assert [row[:2] for row in rows(runs) if row[2]] == [key for key in cut if key not in own]
 
 
 @pytest.mark.parametrize(
