@@ -177,11 +177,7 @@ def check_identity(stored: Manifest, identity: dict[str, Any]) -> None:
     raise ResumeRefused(
         f"{MANIFEST_FILE}: this run was made with other settings: {', '.join(changed)}; "
         "repeat the first command with --resume, or write to another --out"
-        + (
-            "; for cut samples there is --retry"
-            if stored.identity.get("max_tokens") != identity.get("max_tokens")
-            else ""
-        )
+        + ("; samples that were cut are made longer by --retry" if longer else "")
     )
 
 
