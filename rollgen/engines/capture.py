@@ -68,12 +68,16 @@ class LogprobTable:
     @property
     def survived(self) -> npt.NDArray[np.bool_]:
         """bool [E], whether truncation left the id of an entry: its logprob is finite, and not one that was clamped."""
-        return (self.logprobs > CLAMPED_LOGPROB) & (self.logprobs < np.inf)
+        return _survived(self.logprobs)
 
     @property
     def has_candidates(self) -> bool:
         """Whether it holds more than the sampled tokens."""
         return len(self.ids) >= len(self.offsets)
+
+    def is_sampled_alone(self, token_ids: Int32Array) -> bool:
+        """Whether each token has one entry, its sampled id."""
+        return np.array_equal(self.ids, token_ids) and bool((np.diff(self.offsets) == 1).all())
 
 
 def first_num_logprobs(top_k: int) -> int:
@@ -146,13 +150,18 @@ def from_processed_logprobs(
 
 def sampled_logprobs(table: LogprobTable, token_ids: Int32Array) -> Float32Array:
     """float32 [T]: the logprob of each sampled id. Raises CaptureError when a token's entries lack it."""
-    positions = np.flatnonzero(table.ids == np.repeat(token_ids, np.diff(table.offsets)))
-    tokens, first = np.unique(table.rows[positions], return_index=True)
-    if len(tokens) != len(token_ids):
-        missing = int(np.setdiff1d(np.arange(len(token_ids)), tokens)[0])
-        raise CaptureError(f"token {missing}: the engine returned no logprob of the sampled id {token_ids[missing]}")
-    logprobs = table.logprobs[positions[first]]
-    wrong = ~table.survived[positions[first]]
+    logprobs = table.logprobs
+    if not table.is_sampled_alone(token_ids):
+        positions = np.flatnonzero(table.ids == np.repeat(token_ids, np.diff(table.offsets)))
+        tokens = np.searchsorted(table.offsets, positions, side="right") - 1
+        first = np.diff(tokens, prepend=-1) > 0  # the sampled id may be there twice
+        if np.count_nonzero(first) != len(token_ids):
+            missing = int(np.setdiff1d(np.arange(len(token_ids)), tokens)[0])
+            raise CaptureError(
+                f"token {missing}: the engine returned no logprob of the sampled id {token_ids[missing]}"
+            )
+        logprobs = logprobs[positions[first]]
+    wrong = ~_survived(logprobs)
     if wrong.any():
         token = int(wrong.argmax())
         raise CaptureError(f"token {token}: logprob {logprobs[token]} of the sampled id is none of a sampled token")
@@ -240,6 +249,10 @@ def _check_ids(ids: Int32Array, offsets: Int64Array, what: str, vocab_size: int)
         f"token {_token_at(offsets, worst)}: id {ids[worst]} of {what} is outside the model's vocabulary of "
         f"{vocab_size}"
     )
+
+
+def _survived(logprobs: Float32Array) -> npt.NDArray[np.bool_]:
+    return (logprobs > CLAMPED_LOGPROB) & (logprobs < np.inf)
 
 
 def _check_logprobs(table: LogprobTable, survived: npt.NDArray[np.bool_]) -> None:
