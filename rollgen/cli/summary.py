@@ -35,6 +35,8 @@ def print_summary(out: Path, stats: RunStats, *, as_json: bool) -> None:
                 f"supports: {stats.mean_support:.1f} ids on average, {stats.resampled} samples asked again because a "
                 "tie went past the logprobs returned"
             )
+    if stats.restarts:
+        typer.echo(f"the engine died or stalled and was started again: {stats.restarts} times")
     if stats.failed or stats.tombstones:
         typer.echo(
             f"{stats.failed} samples failed, {stats.tombstones} of skipped rows: see {plain(str(out))}/failures/"

@@ -36,9 +36,10 @@ def test_a_finished_run(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_run_with_failures_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     """10 planned, 2 of a skipped row, 5 stored: 3 are owed."""
-    print_summary(Path("out"), RunStats(planned=10, tombstones=2, stored_before=5, failed=3), as_json=False)
+    print_summary(Path("out"), RunStats(planned=10, tombstones=2, stored_before=5, failed=3, restarts=2), as_json=False)
     assert capsys.readouterr().out.splitlines() == [
         "5 of 10 samples stored in out",
+        "the engine died or stalled and was started again: 2 times",
         "3 samples failed, 2 of skipped rows: see out/failures/",
         "3 samples are still owed: run the same command with --resume",
     ]
