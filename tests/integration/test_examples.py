@@ -21,7 +21,16 @@ def test_replay_is_exact_with_masks_and_biased_without(rollgen: Any, smollm2: Pa
     flags = ["--dtype", "float32", "--temperature", 0.8, "--top-k", 50, "--top-p", 0.9]
     size = ["--limit", 16, "--max-tokens", 64, "--max-model-len", 1024]
     rollgen("generate", REPOSITORY / "examples/prompts.jsonl", "--model", smollm2, "--out", out, *flags, *size)
-    command = [sys.executable, REPOSITORY / "examples/02_train_step.py", out, "--model", smollm2, "--json"]
+    command = [
+        sys.executable,
+        REPOSITORY / "examples/02_train_step.py",
+        out,
+        "--model",
+        smollm2,
+        "--samples",
+        "16",
+        "--json",
+    ]
     result = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     masked, unmasked = result["before"]["with masks"], result["before"]["without masks"]
     assert masked["tokens"] > 400

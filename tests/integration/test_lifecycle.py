@@ -60,8 +60,9 @@ def test_killed_continued_and_refused(
     out = tmp_path / "out"
     process = rollgen.start(*options)
     wait_for_shards(out, 2, process)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
+    assert len(group_members(process)) > 1
+    process.kill()  # rollgen alone, which could have cleaned up: the kernel ends the engine's processes
+    wait_until_gone(process)
     before = {file.name: file.read_bytes() for file in out.glob("data/part-*.parquet")}
     stored = keys(out)
     assert 0 < len(stored) < PROMPTS * N
@@ -85,20 +86,19 @@ def test_killed_continued_and_refused(
     assert "n: " in rollgen(*fewer, "--resume", code=4).stderr
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_commits_what_is_finished(
-    rollgen: Any, options: list[object], tmp_path: Path, wait_for_shards: Any, number: signal.Signals, code: int
+def test_ctrl_c_commits_what_is_finished(
+    rollgen: Any, options: list[object], tmp_path: Path, wait_for_shards: Any
 ) -> None:
-    """The whole foreground group is signalled, as a terminal does: exit code, no leftovers, no process left."""
+    """The whole foreground group is signalled, as a terminal does: exit 130, no leftovers, no process left."""
     out = tmp_path / "out"
     process = rollgen.start(*options)
     wait_for_shards(out, 1, process)
-    os.killpg(process.pid, number)
+    os.killpg(process.pid, signal.SIGINT)
     _, stderr = process.communicate(timeout=60)
-    assert process.returncode == code, stderr
-    assert f"interrupted by {number.name}" in stderr
+    assert process.returncode == 130, stderr
+    assert "interrupted by SIGINT" in stderr
     assert "rollgen: error" not in stderr
-    assert number is signal.SIGTERM or "Traceback" not in stderr  # vLLM's processes take SIGTERM in their own way
+    assert "Traceback" not in stderr
     assert group_members(process) == []
     assert not list(out.glob("data/.tmp-*"))
     stored = keys(out)
@@ -107,18 +107,18 @@ def test_a_signal_commits_what_is_finished(
     assert sum(line["rows"] for line in journal) == len(stored)
 
 
-@pytest.mark.parametrize("at", ["loading", "sampling"])
-def test_killing_rollgen_alone_ends_its_engine(
-    rollgen: Any, options: list[object], tmp_path: Path, wait_for_shards: Any, at: str
-) -> None:
-    """kill -9 of the one process that could clean up: the kernel ends the engine's, or it finds out when it starts."""
+def test_killing_rollgen_alone_ends_an_engine_that_loads(rollgen: Any, options: list[object]) -> None:
+    """kill -9 of the one process that could clean up: the engine's find out when they start."""
     process = rollgen.start(*options)
-    if at == "sampling":
-        wait_for_shards(tmp_path / "out", 1, process)
     while len(group_members(process)) < 3:  # vLLM's resource tracker, and the engine
         assert process.poll() is None
         time.sleep(0.05)
     process.kill()
+    wait_until_gone(process)
+
+
+def wait_until_gone(process: subprocess.Popen[str]) -> None:
+    """Until no process of the command is left, 30 s at most."""
     deadline = time.monotonic() + 30
     while group_members(process):
         assert time.monotonic() < deadline, group_members(process)
@@ -145,7 +145,7 @@ def test_an_engine_killed_three_times_and_stopped_once(
     The fourth time it is stopped (SIGSTOP), not killed: it hangs, like a device that has died.
     """
     out, journal = tmp_path / "out", tmp_path / "out" / "journal" / "w0.jsonl"
-    process = rollgen.start(*options[:-1], 3 * N, "--stall-timeout", 15, "--json")
+    process = rollgen.start(*options[:-1], 2 * N, "--stall-timeout", 10, "--json")
     wait_for_shards(out, 1, process)
     for death in range(4):
         for pid in engines_of(process):
@@ -158,11 +158,11 @@ def test_an_engine_killed_three_times_and_stopped_once(
     stdout, stderr = process.communicate(timeout=300)
     assert process.returncode == 0, stderr
     summary = json.loads(stdout)
-    assert (summary["restarts"], summary["stored"], summary["failed"]) == (4, PROMPTS * 3 * N, 0)
+    assert (summary["restarts"], summary["stored"], summary["failed"]) == (4, PROMPTS * 2 * N, 0)
     assert [int(number) for number in re.findall(r"starting it again \((\d) of 5\)", stderr)] == [1, 2, 3, 4]
     assert len(re.findall("vLLM's engine process died", stderr)) == 3
     assert "no token for" in stderr
-    assert keys(out) == planned(n=3 * N)
+    assert keys(out) == planned(n=2 * N)
     assert group_members(process) == []
 
 
@@ -178,7 +178,7 @@ def rows(out: Path) -> dict[tuple[str, int, int], dict[str, Any]]:
 def test_grown_by_samples_by_prompts_and_by_a_retry(
     rollgen: Any, tiny_model: Path, tmp_path: Path, write_prompts: Any
 ) -> None:
-    """n 2 -> 4, ten more prompts, then what was cut once more and longer: exact cover, no stored row changes."""
+    """n 2 -> 4, ten more prompts, what was cut once more and longer, all at once: exact cover, no old row changes."""
     out, file = tmp_path / "out", tmp_path / "prompts.jsonl"
     questions = [{"id": f"p{index}", "prompt": f"Number {index} is"} for index in range(30)]
     command = ["generate", file, "--model", tiny_model, "--out", out, "--dtype", "float32", "--max-num-seqs", 4]
@@ -188,23 +188,18 @@ def test_grown_by_samples_by_prompts_and_by_a_retry(
     first = rows(out)
     assert sorted(first) == [(*key, 0) for key in planned(20, 2)]
 
-    write_prompts(file, questions)
-    summary = json.loads(rollgen(*command, "--n", 4, "--max-tokens", 24, "--resume", "--json").stdout)
-    assert (summary["stored_before"], summary["stored"]) == (40, 80)
-    grown = rows(out)
-    assert sorted(grown) == [(*key, 0) for key in planned(30, 4)]
-    assert all(grown[key] == row for key, row in first.items())
-
-    cut = {key for key, row in grown.items() if row["finish_reason"] == "length"}
+    cut = {key for key, row in first.items() if row["finish_reason"] == "length"}
     assert cut, "a random model rarely ends by itself"
-    retry = ["--resume", "--retry", "finish_reason=length"]
-    summary = json.loads(rollgen(*command, "--n", 4, "--max-tokens", 48, *retry, "--json").stdout)
-    assert (summary["stored_before"], summary["stored"], summary["owed"]) == (120, len(cut), 0)
+    write_prompts(file, questions)
+    retry = ["--resume", "--retry", "finish_reason=length", "--max-tokens", 48]
+    summary = json.loads(rollgen(*command, "--n", 4, *retry, "--json").stdout)
+    assert (summary["stored_before"], summary["stored"], summary["owed"]) == (40, 80 + len(cut), 0)
     final = rows(out)
-    assert all(final[key] == row for key, row in grown.items())
+    assert sorted(key for key in final if not key[2]) == [(*key, 0) for key in planned(30, 4)]
+    assert all(final[key] == row for key, row in first.items())
     again = {key[:2]: row for key, row in final.items() if key[2] == 1}
     assert again.keys() == {key[:2] for key in cut}
     for key, row in again.items():
-        before = grown[(*key, 0)]
+        before = first[(*key, 0)]
         assert (row["seed"], row["max_tokens"], before["max_tokens"]) == (before["seed"], 48, 24)
         assert row["response_length"] > 24 or row["finish_reason"] == "stop"
