@@ -30,7 +30,7 @@ from rollgen.engines.outputs import SampledOutput, completion_of, read_outputs
 from rollgen.engines.replay import check_replayable, check_untruncated
 from rollgen.errors import CaptureError, UsageError
 from rollgen.format.commit import Part, WriterSlot, check_writer_name, list_shards, start_section
-from rollgen.format.failures import FailureLog, Stage
+from rollgen.format.failures import FailureLog
 from rollgen.format.invariants import find_problem
 from rollgen.format.manifest import EngineRecord, Manifest, read_manifest
 from rollgen.format.recovery import PlannedKeys, recover, recover_shards
@@ -38,6 +38,7 @@ from rollgen.format.retries import read_retries
 from rollgen.format.schema import PLAN_FILE
 from rollgen.format.writer import ShardWriter
 from rollgen.ledger import Ledger, OpenLedger, PlannedLedger
+from rollgen.loop.sampling import record_failure
 from rollgen.preflight import (
     Preflight,
     check_engine,
@@ -199,16 +200,15 @@ class RolloutWriter:
             try:
                 completions = self._completions(request, output)
             except CaptureError as error:
-                self._record(request, "capture", str(error))
+                record_failure(self._failures, request, "capture", str(error))
                 raise
             for one, completion in completions:
                 if problem := find_problem(completion, self.manifest.vocab_size):
-                    self._record(one, "invariant", problem)
+                    record_failure(self._failures, one, "invariant", problem)
                     raise CaptureError(f"({completion.prompt_id}, {completion.sample_index}): {problem}")
-            decode = self._opened.model.tokenizer.decode
+            decode = self._opened.model.decode
             for one, completion in completions:
-                text = decode(completion.token_ids, skip_special_tokens=True)
-                self._writer.add(replace(completion, text=text))
+                self._writer.add(replace(completion, text=decode(completion.token_ids)))
                 if self._opened.ledger.settle(one):
                     self._writer.close_group(completion.prompt_index)
             self._writer.tick()
@@ -217,7 +217,7 @@ class RolloutWriter:
         """Record that the engine failed this request. It stays owed, and may still be added."""
         with self._lock:
             self._check_open()
-            self._record(request, "engine", " ".join(str(error).split()) or type(error).__name__)
+            record_failure(self._failures, request, "engine", " ".join(str(error).split()) or type(error).__name__)
 
     def flush(self) -> None:
         """Commit everything added so far; durable on return."""
@@ -269,17 +269,6 @@ class RolloutWriter:
             replayable=opened.replayable,
             support_logprobs=self.manifest.support_logprobs,
             text=None,  # not before the ids are known to be the vocabulary's
-        )
-
-    def _record(self, request: SampleRequest, stage: Stage, error: str) -> None:
-        prompt = request.prompt
-        self._failures.record(
-            prompt.prompt_id,
-            prompt.prompt_index,
-            request.sample_index,
-            stage,
-            error,
-            generation=request.generation,
         )
 
     def _open_ledger(self, method: str) -> OpenLedger:

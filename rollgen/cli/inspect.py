@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from rollgen.cli.options import check_dataset_directory
 from rollgen.errors import UsageError
 
 
@@ -32,8 +33,7 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> int:
     """Show what a dataset holds: config, counts, supports, logprobs, sizes. Also while a run is writing."""
-    if not directory.is_dir():
-        raise UsageError(f"{directory}: not a directory; name the one that holds rollgen.json")
+    check_dataset_directory(directory)
     if sample is not None:
         return _inspect_sample(directory, sample, at, as_json=as_json)
     if at is not None:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 from pydantic.fields import FieldInfo
 
 from rollgen.config import RunConfig, field_key
+from rollgen.errors import UsageError
 
 _PAIRS = ("sampling_arg", "engine_arg")
 """Mappings that are given as KEY=VALUE, again and again; the other one is a JSON object."""
@@ -29,6 +31,12 @@ def with_config_options(command: Callable[..., int]) -> Callable[..., int]:
     command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": int}
     return command
+
+
+def check_dataset_directory(directory: Path) -> None:
+    """Raise UsageError for what is no directory at all."""
+    if not directory.is_dir():
+        raise UsageError(f"{directory}: not a directory; name the one that holds rollgen.json")
 
 
 def given(options: dict[str, Any]) -> dict[str, Any]:

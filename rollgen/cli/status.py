@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rollgen.errors import UsageError
+from rollgen.cli.options import check_dataset_directory
 
 
 def status(
@@ -22,8 +22,7 @@ def status(
     from rollgen.inspect.status import run_status
     from rollgen.inspect.status_view import render_status
 
-    if not directory.is_dir():
-        raise UsageError(f"{directory}: not a directory; name the one that holds rollgen.json")
+    check_dataset_directory(directory)
     shown = run_status(directory)
     if as_json:
         typer.echo(json.dumps(shown.to_json(), indent=2))

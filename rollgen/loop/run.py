@@ -52,7 +52,6 @@ def vllm_engine(preflight: Preflight) -> Engine:
         raise UsageError(
             f"{error.name} is not installed: pip install 'rollgen[vllm]' (GPU) or 'rollgen[cpu]'"
         ) from error
-    tokenizer = preflight.model.tokenizer
     return VllmEngine(
         preflight.config.model_copy(update={"revision": preflight.model.revision}),  # the commit that was checked
         preflight.model.path_or_id,
@@ -60,7 +59,7 @@ def vllm_engine(preflight: Preflight) -> Engine:
         capture_wanted=preflight.capture_wanted,
         untruncated="some" if preflight.summary.untruncated else "none",
         replayable=preflight.replayable,
-        decode=lambda token_ids: tokenizer.decode(token_ids, skip_special_tokens=True),
+        decode=preflight.model.decode,
     )
 
 

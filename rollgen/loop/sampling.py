@@ -26,6 +26,14 @@ MIN_FAILURES = 20
 """Of the default bound: so many samples may fail in the smallest run."""
 
 
+def record_failure(failures: FailureLog, request: SampleRequest, stage: Stage, error: str) -> None:
+    """A failure line for a request. Raises DatasetError when it cannot be written."""
+    prompt = request.prompt
+    failures.record(
+        prompt.prompt_id, prompt.prompt_index, request.sample_index, stage, error, generation=request.generation
+    )
+
+
 @dataclass(slots=True)
 class Sampler:
     """Makes what is owed. `run` may be called again after the engine has been started again."""
@@ -89,21 +97,13 @@ class Sampler:
             self.stats.count(completion)
 
     def _failed(self, request: SampleRequest, stage: Stage, error: str) -> None:
-        prompt = request.prompt
-        self.failures.record(
-            prompt.prompt_id,
-            prompt.prompt_index,
-            request.sample_index,
-            stage,
-            error,
-            generation=request.generation,
-        )
+        record_failure(self.failures, request, stage, error)
         self.stats.failed += 1
         if self.stats.failed > self.max_failures:
             raise TooManyFailures(
                 f"{self.stats.failed} samples failed, more than --max-failures {self.max_failures} allows, the last "
-                f"one ({prompt.prompt_id}, {request.sample_index}) for: {error}; see failures/, then continue with "
-                "--resume"
+                f"one ({request.prompt.prompt_id}, {request.sample_index}) for: {error}; see failures/, then continue "
+                "with --resume"
             )
 
     async def _tick(self, started: float) -> None:

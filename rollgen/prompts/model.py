@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
     from rollgen.config import RunConfig
+    from rollgen.rollouts import Int32Array
 
 _DTYPES = {
     "float32": "float32",
@@ -76,6 +77,10 @@ class ModelInfo:
     chat_template: str | None = field(repr=False)
     """Jinja source: `--chat-template`, else the tokenizer's; None when there is neither."""
     tokenizer: PreTrainedTokenizerBase = field(repr=False)
+
+    def decode(self, token_ids: Int32Array) -> str:
+        """The `text` of a completion: its ids decoded, without special tokens."""
+        return str(self.tokenizer.decode(token_ids, skip_special_tokens=True))
 
     @property
     def chat_template_sha256(self) -> str | None:
