@@ -21,13 +21,25 @@ from rollgen.format.schema import (
     MANIFEST_FILE,
     PLAN_FILE,
     QUARANTINE_DIR,
+    RETIRED_DIR,
     RETRY_FILES,
     TOKENIZER_DIR,
 )
 
 CARD_FILE = "README.md"
 _OWN_NAMES = frozenset(
-    {MANIFEST_FILE, PLAN_FILE, DATA_DIR, JOURNAL_DIR, FAILURES_DIR, TOKENIZER_DIR, QUARANTINE_DIR, LOGS_DIR, CARD_FILE}
+    {
+        MANIFEST_FILE,
+        PLAN_FILE,
+        DATA_DIR,
+        JOURNAL_DIR,
+        FAILURES_DIR,
+        TOKENIZER_DIR,
+        QUARANTINE_DIR,
+        RETIRED_DIR,
+        LOGS_DIR,
+        CARD_FILE,
+    }
 )
 
 
@@ -88,6 +100,7 @@ def clean_directory(directory: Path) -> None:
         f"{DATA_DIR}/part-*.parquet",
         f"{DATA_DIR}/.tmp-*",
         f"{QUARANTINE_DIR}/part-*.parquet",
+        f"{RETIRED_DIR}/part-*.parquet",
         f"{JOURNAL_DIR}/*.jsonl",
         f"{FAILURES_DIR}/*.jsonl",
         f"{TOKENIZER_DIR}/*",
@@ -98,7 +111,7 @@ def clean_directory(directory: Path) -> None:
                 shutil.rmtree(path)
             else:
                 path.unlink()
-    for name in (QUARANTINE_DIR, FAILURES_DIR, TOKENIZER_DIR, LOGS_DIR):
+    for name in (QUARANTINE_DIR, RETIRED_DIR, FAILURES_DIR, TOKENIZER_DIR, LOGS_DIR):
         emptied = directory / name
         if emptied.is_dir() and not any(emptied.iterdir()):
             emptied.rmdir()

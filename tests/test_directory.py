@@ -116,6 +116,7 @@ def test_clean_removes_the_run_and_nothing_else(tmp_path: Path, make_dataset: Ca
         "tokenizer/a/b",
         "retry-1.parquet",
         "quarantine/part-w0-000009.parquet",
+        "retired/part-w0-000008.parquet",
         CARD_FILE,
         "notes.txt",
         "data/mine.txt",

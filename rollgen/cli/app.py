@@ -13,6 +13,7 @@ import typer
 from typer.exceptions import TyperException
 
 from rollgen import __version__
+from rollgen.cli.compact import compact
 from rollgen.cli.generate import generate
 from rollgen.cli.inspect import inspect
 from rollgen.cli.status import status
@@ -31,6 +32,7 @@ app = typer.Typer(
 app.command(epilog=EXIT_CODES_HELP)(generate)
 app.command()(inspect)
 app.command()(status)
+app.command()(compact)
 
 
 def _print_version(wanted: bool) -> None:

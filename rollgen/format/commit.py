@@ -12,13 +12,13 @@ again; readers pass over retired files.
 
 Each writer holds `journal/<writer>.lock` while it lives, so leftovers under its name belong to a dead one and may be
 removed. The lock file says which part of the prompts it makes: live writers share one division into parts, and no two
-make the same one. Whoever starts or leaves does so under `journal/start-section.lock`, one at a time.
+make the same one. Whoever starts or leaves does so under `journal/start-section.lock`, one at a time; who starts first
+completes a replacement of shards that was interrupted (`replacement.py`).
 """
 
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
 import re
@@ -26,20 +26,48 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, NamedTuple, Self
 
-from rollgen.errors import DatasetError, ResumeRefused, UsageError
-from rollgen.format.jsonlines import append_line, read_lines, truncate_torn_tail
+from rollgen.errors import ResumeRefused, UsageError
+from rollgen.format import replacement
+from rollgen.format.journal import (
+    Journal,
+    JournalLine,
+    file_sha256,
+    footer_sha256,
+    list_shards,
+    parse_shard_name,
+    read_journal,
+    shard_name,
+    temporary_name,
+)
+from rollgen.format.jsonlines import append_line, truncate_torn_tail
 from rollgen.format.manifest import fsync_directory
 from rollgen.format.schema import DATA_DIR, JOURNAL_DIR, QUARANTINE_DIR
 
-_SHARD_NAME = re.compile(r"part-(?P<writer>[A-Za-z0-9_]+)-(?P<sequence>\d{6,})\.parquet")
+__all__ = [
+    "WHOLE",
+    "Journal",
+    "JournalLine",
+    "Part",
+    "WriterSlot",
+    "check_writer_name",
+    "file_sha256",
+    "footer_sha256",
+    "list_shards",
+    "live_writers",
+    "parse_shard_name",
+    "quarantine",
+    "read_journal",
+    "shard_name",
+    "start_section",
+]
+
 _WRITER_NAME = re.compile(r"[A-Za-z0-9_]+")
 _START_LOCK = "start-section.lock"
 """Not the lock of a writer: no writer's name has a hyphen."""
-_HASH_CHUNK = 1 << 20
 _LOCK_SECONDS = 1.0
 
 
@@ -58,49 +86,6 @@ class Part(NamedTuple):
 
 
 WHOLE = Part(0, 1)
-
-
-@dataclass(frozen=True, slots=True)
-class JournalLine:
-    """One committed shard."""
-
-    file: str
-    """Name inside `data/`."""
-    bytes: int
-    sha256: str
-    footer_sha256: str
-    """Of the Parquet footer (metadata, its length and the magic bytes): page checksums do not cover it."""
-    rows: int
-    tokens: int
-    """Generated tokens."""
-    mask_ids: int
-    retired: bool = False
-    """The file is no longer part of the dataset: it was lost, set aside as damaged, or replaced."""
-
-
-class Journal(NamedTuple):
-    """All lines of all writers. Shard names are never used twice, so a retirement is final whatever the order."""
-
-    committed: dict[str, JournalLine]
-    """By file name, retired ones left out."""
-    retired: frozenset[str]
-
-
-def shard_name(writer: str, sequence: int) -> str:
-    """Final file name of a writer's shard."""
-    return f"part-{writer}-{sequence:06d}.parquet"
-
-
-def parse_shard_name(name: str) -> tuple[str, int] | None:
-    """`(writer, sequence)` of a shard's file name, or None for a file that is not a shard."""
-    match = _SHARD_NAME.fullmatch(name)
-    return (match["writer"], int(match["sequence"])) if match else None
-
-
-def list_shards(directory: Path) -> list[Path]:
-    """The committed shards of a dataset, sorted by name. Temporary and foreign files are left out."""
-    data = directory / DATA_DIR
-    return sorted(path for path in data.glob("part-*.parquet") if parse_shard_name(path.name))
 
 
 def live_writers(directory: Path) -> frozenset[str]:
@@ -123,55 +108,12 @@ def start_section(directory: Path) -> Iterator[None]:
         yield
 
 
-def read_journal(directory: Path) -> Journal:
-    """Read the journals of all writers. A torn last line is an interrupted commit: skipped.
-
-    Raises DatasetError, naming file and line, for a damaged line anywhere else.
-    """
-    committed: dict[str, JournalLine] = {}
-    retired: set[str] = set()
-    for path in sorted((directory / JOURNAL_DIR).glob("*.jsonl")):
-        for number, line in read_lines(path, JournalLine):
-            if parse_shard_name(line.file) is None:
-                raise DatasetError(f"{path}:{number}: {line.file!r} is not the name of a shard")
-            if line.retired:
-                retired.add(line.file)
-            else:
-                committed[line.file] = line
-    for name in retired:
-        committed.pop(name, None)
-    return Journal(committed, frozenset(retired))
-
-
-def footer_sha256(path: Path) -> str:
-    """SHA-256 of a Parquet file's footer: metadata, length and magic. Raises DatasetError when there is none."""
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        if size < 12:
-            raise DatasetError(f"{path}: {size} bytes is too short for a Parquet file")
-        file.seek(size - 8)
-        tail = file.read(8)
-        length = int.from_bytes(tail[:4], "little")
-        if tail[4:] != b"PAR1" or length > size - 12:
-            raise DatasetError(f"{path}: no Parquet footer: the file is truncated or damaged")
-        file.seek(size - 8 - length)
-        return hashlib.sha256(file.read(length + 8)).hexdigest()
-
-
-def file_sha256(path: Path) -> str:
-    """SHA-256 of a whole file, read in chunks."""
-    sha256 = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_HASH_CHUNK):
-            sha256.update(chunk)
-    return sha256.hexdigest()
-
-
 class WriterSlot:
     """One writer's exclusive place in a dataset: its lock, its journal, its sequence of shard names.
 
     `writer` matches `[A-Za-z0-9_]+`. Use as a context manager. Raises ResumeRefused when a writer of that name, or one
-    whose part could hold the same prompts, is alive, and UsageError when the directory cannot be written.
+    whose part could hold the same prompts, is alive, UsageError when the directory cannot be written, and DatasetError
+    when a replacement of shards was interrupted and cannot be completed.
     """
 
     def __init__(self, directory: Path, writer: str, part: Part = WHOLE) -> None:
@@ -187,6 +129,7 @@ class WriterSlot:
             on_error.callback(self.__exit__)
             self._check_others()
             self._take_lock()
+            replacement.complete(self.directory)
             self._remove_leftovers()
             truncate_torn_tail(self._journal_path)
             self._sequence = self._next_sequence()
@@ -231,13 +174,26 @@ class WriterSlot:
 
     def temporary(self) -> Path:
         """Where the next shard is built: beside its target, under a name no reader looks at."""
-        return self.directory / DATA_DIR / f".tmp-{self.writer}-{self._sequence:06d}"
+        return self.directory / DATA_DIR / temporary_name(self.writer, self._sequence)
 
     def publish(self, temporary: Path, *, rows: int, tokens: int, mask_ids: int) -> JournalLine:
         """Give a closed and verified file its final name. It is a committed shard once `append` has taken the line."""
+        line = self._line(temporary, rows=rows, tokens=tokens, mask_ids=mask_ids)
+        os.link(temporary, self.directory / DATA_DIR / line.file)  # never overwrites; the caller removes the other name
+        self._sequence += 1
+        return line
+
+    def set_aside(self, temporary: Path, *, rows: int, tokens: int, mask_ids: int) -> JournalLine:
+        """Keep a closed and verified file under its temporary name, for a `Replacement`: the line is that of later."""
+        line = self._line(temporary, rows=rows, tokens=tokens, mask_ids=mask_ids)
+        self._sequence += 1
+        return line
+
+    def _line(self, temporary: Path, *, rows: int, tokens: int, mask_ids: int) -> JournalLine:
+        """The line of a file that is on disk from now on, with the next name."""
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
-        line = JournalLine(
+        return JournalLine(
             file=shard_name(self.writer, self._sequence),
             bytes=temporary.stat().st_size,
             sha256=file_sha256(temporary),
@@ -246,9 +202,6 @@ class WriterSlot:
             tokens=tokens,
             mask_ids=mask_ids,
         )
-        os.link(temporary, self.directory / DATA_DIR / line.file)  # never overwrites; the caller removes the other name
-        self._sequence += 1
-        return line
 
     def append(self, line: JournalLine) -> None:
         """Append one line to this writer's journal. The shard's name and the line are durable on return."""

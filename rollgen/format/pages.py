@@ -103,56 +103,47 @@ def read_struct(data: bytes) -> tuple[dict[int, Any], int]:
 
     Raises IndexError when `data` ends too early, KeyError for a field type or a depth that page headers do not use.
     """
-    return _Compact(data).struct(0)
+    return _struct(data, 0, 0)
 
 
-class _Compact:
-    """A cursor over compact-protocol bytes."""
+def _struct(data: bytes, at: int, depth: int) -> tuple[dict[int, Any], int]:
+    """The struct at this position, and the position after it."""
+    if depth > _MAX_DEPTH:
+        raise KeyError(depth)
+    fields: dict[int, Any] = {}
+    field = 0
+    while head := data[at]:  # a zero byte ends the struct
+        if head >> 4:
+            field, at = field + (head >> 4), at + 1
+        else:
+            field, at = _integer(data, at + 1)
+        fields[field], at = _value(data, at, head & 0x0F, depth)
+    return fields, at + 1
 
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._position = 0
 
-    def struct(self, depth: int) -> tuple[dict[int, Any], int]:
-        """The struct at the cursor, and the position after it."""
-        if depth > _MAX_DEPTH:
-            raise KeyError(depth)
-        fields: dict[int, Any] = {}
-        field = 0
-        while head := self._byte():  # a zero byte ends the struct
-            field = field + (head >> 4) if head >> 4 else self._integer()
-            fields[field] = self._value(head & 0x0F, depth)
-        return fields, self._position
+def _value(data: bytes, at: int, kind: int, depth: int) -> tuple[Any, int]:
+    if kind in (5, 6, 4):  # int32, int64, int16
+        return _integer(data, at)
+    if kind in (1, 2):  # a boolean is its own type: 1 true, 2 false
+        return kind == 1, at
+    if kind == 8:  # binary
+        length, at = _varint(data, at)
+        return data[at : at + length], at + length
+    if kind == 12:
+        return _struct(data, at, depth + 1)
+    raise KeyError(kind)
 
-    def _value(self, kind: int, depth: int) -> Any:
-        if kind in (1, 2):  # a boolean is its own type: 1 true, 2 false
-            return kind == 1
-        if kind in (4, 5, 6):  # int16, int32, int64
-            return self._integer()
-        if kind == 8:
-            return self._binary()
-        if kind == 12:
-            return self.struct(depth + 1)[0]
-        raise KeyError(kind)
 
-    def _byte(self) -> int:
-        byte = self._data[self._position]
-        self._position += 1
-        return byte
+def _integer(data: bytes, at: int) -> tuple[int, int]:
+    """A zigzag integer: 0, -1, 1, -2, ... are stored as 0, 1, 2, 3, ..."""
+    value, at = _varint(data, at)
+    return (value >> 1) ^ -(value & 1), at
 
-    def _varint(self) -> int:
-        value = shift = 0
-        while (byte := self._byte()) & 0x80:
-            value |= (byte & 0x7F) << shift
-            shift += 7
-        return value | byte << shift
 
-    def _integer(self) -> int:
-        """A zigzag integer: 0, -1, 1, -2, ... are stored as 0, 1, 2, 3, ..."""
-        value = self._varint()
-        return (value >> 1) ^ -(value & 1)
-
-    def _binary(self) -> bytes:
-        length = self._varint()
-        start, self._position = self._position, self._position + length
-        return self._data[start : self._position]
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while (byte := data[at]) & 0x80:
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        at += 1
+    return value | byte << shift, at + 1

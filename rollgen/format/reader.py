@@ -27,9 +27,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rollgen.errors import DatasetError
-from rollgen.format.commit import JournalLine, footer_sha256, list_shards, read_journal
+from rollgen.format.journal import JournalLine, footer_sha256
 from rollgen.format.manifest import Manifest, check_format_version, read_manifest
 from rollgen.format.pages import check_pages
+from rollgen.format.replacement import committed_shards
 from rollgen.format.schema import (
     DATA_DIR,
     FOOTER_CONFIG_DIGEST,
@@ -110,11 +111,10 @@ class StoredDataset:
 def open_dataset(directory: Path) -> StoredDataset:
     """Read the manifest and the journal and list the shards, opening none of them.
 
-    Raises DatasetError when there is no manifest, when its shards carry no page checksums, or when a shard of the
-    journal is missing. Retired shards are left out: they were set aside or replaced.
+    Raises DatasetError when there is no manifest, when its shards carry no page checksums, when a shard of the journal
+    is missing, or while shards are being replaced. Retired shards are left out: they were set aside or replaced.
     """
-    journal = read_journal(directory)  # before the listing: a run may commit in between
-    paths = list_shards(directory)
+    journal, paths = committed_shards(directory)
     manifest = read_manifest(directory)  # after it: a retry is in the manifest before its first shard is there
     if not manifest.page_checksums:
         raise DatasetError(f"{directory / MANIFEST_FILE}: page_checksums is false: damage would go unseen")
@@ -139,18 +139,19 @@ def open_shard(path: Path, *, line: JournalLine | None = None, config_digest: st
         if line is not None:
             _check_journal(path, line)
         file = pq.ParquetFile(
-            path,
+            pa.OSFile(str(path)),  # a path would be looked up among all filesystems first
             page_checksum_verification=True,
             thrift_string_size_limit=_FOOTER_STRING_LIMIT,
             thrift_container_size_limit=_FOOTER_CONTAINER_LIMIT,
         )
         with ExitStack() as on_error:
             on_error.callback(file.close, force=True)
-            schema = _check_footer(path, file, config_digest)
+            stored = file.schema_arrow
+            schema = _check_footer(path, file, stored, config_digest)
             if line is not None and file.metadata.num_rows != line.rows:
                 raise DatasetError(f"{path}: {file.metadata.num_rows} rows, the journal says {line.rows}; {_REMAKE}")
             on_error.pop_all()
-    return ShardReader(path, schema, frozenset(file.schema_arrow.names), file)
+    return ShardReader(path, schema, frozenset(stored.names), file)
 
 
 def read_row_group(
@@ -174,8 +175,17 @@ def read_row_group(
 
 def read_columns(shard: ShardReader, columns: Sequence[str]) -> pa.Table:
     """Some columns of all rows, in file order, read and checked like `read_row_group`: for columns that are narrow."""
-    groups = [read_row_group(shard, index, columns) for index in range(len(shard.row_group_rows))]
-    return pa.concat_tables([pa.schema([shard.schema.field(name) for name in columns]).empty_table(), *groups])
+    groups = [  # handing so little to threads would cost more than reading it
+        read_row_group(shard, index, columns, use_threads=False) for index in range(len(shard.row_group_rows))
+    ]
+    if len(groups) == 1:
+        return groups[0]
+    return pa.concat_tables(groups or [pa.schema([shard.schema.field(name) for name in columns]).empty_table()])
+
+
+def count_mask_ids(table: pa.Table) -> int:
+    """Ids over all supports of a table of rows."""
+    return sum(len(chunk.flatten().flatten()) for chunk in table["sampling_mask"].chunks)
 
 
 def stored_keys(shard: ShardReader) -> StoredKeys:
@@ -216,8 +226,8 @@ def _check_journal(path: Path, line: JournalLine) -> None:
         raise DatasetError(f"{path}: the footer is not the one that was committed; {_REMAKE}")
 
 
-def _check_footer(path: Path, file: pq.ParquetFile, config_digest: str | None) -> pa.Schema:
-    """Check the key/value metadata and the schema. Returns the v1 schema of the columns the shard has."""
+def _check_footer(path: Path, file: pq.ParquetFile, stored: pa.Schema, config_digest: str | None) -> pa.Schema:
+    """Check the key/value metadata and the `stored` schema. Returns the v1 schema of the columns the shard has."""
     metadata = file.metadata.metadata or {}
     if FOOTER_FORMAT_VERSION not in metadata:
         raise DatasetError(f"{path}: not a rollgen shard: its footer has no {FOOTER_FORMAT_VERSION.decode()}")
@@ -225,12 +235,14 @@ def _check_footer(path: Path, file: pq.ParquetFile, config_digest: str | None) -
     stored_digest = metadata.get(FOOTER_CONFIG_DIGEST, b"").decode()
     if config_digest is not None and stored_digest != config_digest:
         raise DatasetError(f"{path}: belongs to another dataset (config digest {stored_digest[:12] or 'absent'})")
-    return _check_schema(path, file.schema_arrow)
+    return _check_schema(path, stored)
 
 
 def _check_schema(path: Path, stored: pa.Schema) -> pa.Schema:
     """Accept other list flavours, nullability and further columns (a later MINOR); refuse any other difference."""
     schema = shard_schema(support_logprobs="support_logprobs" in stored.names)
+    if stored.equals(schema):
+        return schema
     for field in schema:
         if field.name in _ADDED and field.name not in stored.names:
             continue
@@ -253,9 +265,10 @@ def _same_shape(stored: pa.DataType, wanted: pa.DataType) -> bool:
 
 def _filled(table: pa.Table, schema: pa.Schema, rows: int) -> pa.Table:
     """The columns of `schema`, in its order; one that the file lacks holds its default in all rows."""
-    for field in schema:
-        if field.name not in table.column_names:
-            table = table.append_column(field, pa.repeat(_ADDED[field.name], rows))
+    if table.column_names == schema.names:
+        return table
+    for name in set(schema.names) - set(table.column_names):
+        table = table.append_column(schema.field(name), pa.repeat(_ADDED[name], rows))
     return table.select(schema.names)
 
 

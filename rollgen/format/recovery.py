@@ -37,6 +37,7 @@ from rollgen.format.commit import (
 from rollgen.format.reader import (
     ShardReader,
     StoredKeys,
+    count_mask_ids,
     open_shard,
     read_row_group,
     stored_keys,
@@ -152,7 +153,7 @@ def _line_of(path: Path, shard: ShardReader) -> JournalLine:
     for index in range(len(shard.row_group_rows)):
         table = read_row_group(shard, index, ["response_length", "sampling_mask"])
         tokens += int(table["response_length"].to_numpy().sum())
-        mask_ids += sum(len(chunk.flatten().flatten()) for chunk in table["sampling_mask"].chunks)
+        mask_ids += count_mask_ids(table)
     return _line(path, rows=sum(shard.row_group_rows), tokens=tokens, mask_ids=mask_ids, footer=footer_sha256(path))
 
 

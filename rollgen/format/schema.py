@@ -9,6 +9,7 @@ larger on both. Data page v1, because v2 leaves the levels uncompressed. Page ch
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, Final
 
 import pyarrow as pa
@@ -25,6 +26,7 @@ JOURNAL_DIR: Final = "journal"
 FAILURES_DIR: Final = "failures"
 TOKENIZER_DIR: Final = "tokenizer"
 QUARANTINE_DIR: Final = "quarantine"
+RETIRED_DIR: Final = "retired"
 LOGS_DIR: Final = "logs"
 
 FOOTER_FORMAT_VERSION: Final = b"rollgen.format_version"
@@ -64,6 +66,7 @@ _MASK_LEAF: Final = "sampling_mask.list.element.list.element"
 _SUPPORT_LOGPROB_LEAF: Final = "support_logprobs.list.element.list.element"
 
 
+@cache
 def shard_schema(*, support_logprobs: bool, generation: bool = True) -> pa.Schema:
     """The columns of a shard, in order. `support_logprobs` is an optional one; shards of 1.0 have no `generation`."""
     fields = [

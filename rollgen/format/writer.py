@@ -11,7 +11,7 @@ only a few times for each row group, because each time it has to wait for a busy
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -65,8 +65,8 @@ def build_row_groups(completions: Sequence[Completion], schema: pa.Schema) -> li
     return [build_table(group, schema) for group in split_row_groups(completions)]
 
 
-def write_parquet(path: Path, row_groups: Sequence[pa.Table], schema: pa.Schema) -> None:
-    """Write one Parquet file. `pa.OSFile` writes without the GIL."""
+def write_parquet(path: Path, row_groups: Iterable[pa.Table], schema: pa.Schema) -> None:
+    """Write one Parquet file, one row group in memory at a time. `pa.OSFile` writes without the GIL."""
     with (
         pa.OSFile(str(path), "wb") as sink,
         pq.ParquetWriter(sink, schema, **parquet_options(schema)) as writer,

@@ -17,10 +17,11 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from rollgen.errors import DatasetError
-from rollgen.format.commit import list_shards, live_writers, parse_shard_name, read_journal
+from rollgen.format.commit import live_writers, parse_shard_name
 from rollgen.format.failures import read_failures
 from rollgen.format.manifest import PLANLESS, read_manifest
 from rollgen.format.reader import StoredShard, open_shard, read_columns
+from rollgen.format.replacement import COMPACTOR, committed_shards
 from rollgen.format.schema import MANIFEST_FILE, PLAN_FILE, QUARANTINE_DIR
 from rollgen.inspect.find import stored_rows
 from rollgen.prompts.plan import Plan
@@ -108,12 +109,14 @@ class RunStatus:
 
 
 def run_status(directory: Path) -> RunStatus:
-    """Look at the run in `directory`. Raises DatasetError when it holds none, or its own records are damaged."""
+    """Look at the run in `directory`.
+
+    Raises DatasetError when it holds none, its own records are damaged, or its shards are being replaced.
+    """
     alive = frozenset(live_writers(directory))
     if alive and not (directory / MANIFEST_FILE).exists():
         return RunStatus("starting", _writers((), alive))
-    journal = read_journal(directory)  # before the listing: a run may commit in between
-    paths = list_shards(directory)
+    journal, paths = committed_shards(directory)
     manifest = read_manifest(directory)
     committed, lost = _committed(directory, paths, journal, manifest)
     plan = None if manifest.identity.get(PLANLESS) else Plan(directory / PLAN_FILE)
@@ -253,7 +256,7 @@ def _tokens_per_second(
     started = _last_start(directory, manifest)
     if started is None:
         return None
-    shards = _by_writer(committed)
+    shards = _by_writer(shard for shard in committed if shard.writer != COMPACTOR)  # which samples nothing
     return sum(_rate(shards[name], started) for name in (alive or shards)) or None
 
 

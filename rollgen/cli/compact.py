@@ -1,0 +1,69 @@
+"""`rollgen compact`: few large shards instead of many small ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rollgen.cli.options import check_dataset_directory
+
+if TYPE_CHECKING:
+    from rollgen.curate.compact import Compaction
+
+
+def compact(
+    directory: Annotated[Path, typer.Argument(help="Dataset directory.", metavar="DIR", show_default=False)],
+    shard_tokens: Annotated[
+        int | None,
+        typer.Option(
+            help="Generated tokens of a new shard, about. \\[8000000]", metavar="INTEGER", min=1, show_default=False
+        ),
+    ] = None,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Move the replaced files to retired/ instead of deleting them.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done; change nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> int:
+    """Rewrite many small shards as few, the samples of each prompt together. Every row is compared before the old files
+    go, and an interruption is finished by the same command. Not while a run writes there or a trainer reads."""
+    import json
+    from dataclasses import asdict
+
+    check_dataset_directory(directory)
+    from rollgen.curate.compact import SHARD_TOKENS
+    from rollgen.curate.compact import compact as run
+
+    done = run(directory, shard_tokens=shard_tokens or SHARD_TOKENS, keep=keep, dry_run=dry_run)
+    if not dry_run and (done.replaced or done.completed_earlier):
+        from rollgen.inspect.card import write_card
+
+        write_card(directory)
+    typer.echo(json.dumps(asdict(done) | {"dry_run": dry_run}) if as_json else _describe(done, dry_run=dry_run))
+    return 0
+
+
+def _describe(done: Compaction, *, dry_run: bool) -> str:
+    from rich import filesize
+
+    lines = ["an interrupted compaction has been completed"] if done.completed_earlier else []
+    before = f"{_shards(done.shards_before)}, {filesize.decimal(done.bytes_before)}"
+    if not done.replaced:
+        return "\n".join([*lines, f"nothing to do: {before}, the samples of each prompt together"])
+    rows = f"the {done.rows:,} rows, {done.tokens:,} generated tokens"
+    size = "" if done.bytes_after is None else f", {filesize.decimal(done.bytes_after)}"
+    return "\n".join(
+        [
+            *lines,
+            f"before: {before}; prompts in several shards: {done.split_prompts:,}",
+            f"{'would be' if dry_run else 'after'}: {_shards(done.shards_after)}{size}; no prompt in several",
+            f"{'to be rewritten' if dry_run else 'rewritten'}: {_shards(done.replaced)} as {done.written:,}; "
+            f"{rows}, {'stay as they are' if dry_run else 'are as they were'}",
+        ]
+    )
+
+
+def _shards(count: int) -> str:
+    return f"{count:,} shard{'' if count == 1 else 's'}"

@@ -1,0 +1,4 @@
+"""Datasets to better ones with the same content.
+
+compact(directory)      many small shards to few, the samples of a prompt together
+"""

@@ -1,0 +1,252 @@
+"""`rollgen compact`: many small shards to few, the samples of a prompt together; every row stays as it is.
+
+    look      journal and keys of all rows: which shards are replaced, which rows go where (`layout.py`)
+    write     each new shard under a temporary name: rows copied as Arrow out of verified row groups
+    compare   each new shard, read back, with the old ones, read again: row by row and column by column
+    switch    one durable record makes the new shards the dataset's (`format/replacement.py`)
+
+Until the record is written nothing has changed, and whatever goes wrong leaves nothing behind; after that the
+replacement is completed, if need be by the next command that writes. Nothing is repaired: a damaged shard is an error.
+No writer may be alive meanwhile, and none can start. Readers that are at work then may find their shards gone.
+
+Memory is CACHE_BYTES and a few row groups, beside the keys (`layout.py`). Disk: the new shards, until the old are gone.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from rollgen.curate.layout import Index, Layout, Run, plan_layout, read_index, row_group_ends
+from rollgen.errors import DatasetError
+from rollgen.format.columns import MAX_ROW_GROUP_IDS
+from rollgen.format.commit import WriterSlot
+from rollgen.format.journal import JournalLine
+from rollgen.format.manifest import PLANLESS, Manifest, read_manifest
+from rollgen.format.reader import StoredDataset, count_mask_ids, open_dataset, open_shard, read_row_group
+from rollgen.format.replacement import COMPACTOR, Replacement, complete, decide, is_unfinished
+from rollgen.format.schema import FOOTER_ENGINE
+from rollgen.format.writer import footer_metadata, manifest_schema, write_parquet
+
+if TYPE_CHECKING:
+    from rollgen.rollouts import Int64Array
+
+SHARD_TOKENS = 8_000_000
+"""Generated tokens after which a new shard is closed, by default: some 100 MB."""
+CACHE_BYTES = 256 << 20
+"""Of decoded row groups that are kept while a shard is written or compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compaction:
+    """What was done, or would be."""
+
+    shards_before: int
+    shards_after: int
+    bytes_before: int
+    bytes_after: int | None
+    """None when nothing was written."""
+    replaced: int
+    """Old shards; 0 when there is nothing to do."""
+    written: int
+    """New shards that hold their rows."""
+    split_prompts: int
+    """Whose rows were in several shards before; they are in one now."""
+    rows: int
+    """Of the dataset."""
+    tokens: int
+    """Generated ones."""
+    completed_earlier: bool
+    """Whether an interrupted compaction was completed first."""
+
+
+def compact(
+    directory: Path, *, shard_tokens: int = SHARD_TOKENS, keep: bool = False, dry_run: bool = False
+) -> Compaction:
+    """Rewrite small shards, and those that share prompts, as shards of about `shard_tokens` generated tokens.
+
+    With `keep` the old files go to `retired/` instead of being deleted; a `dry_run` changes nothing. Raises
+    ResumeRefused while a writer is alive, and DatasetError for damage or when the disk is full: nothing has changed
+    then.
+    """
+    manifest = read_manifest(directory)  # before the slot, which makes directories
+    if dry_run:
+        dataset = open_dataset(directory)
+        layout = _plan(dataset, shard_tokens)[1]
+        return _report(dataset, layout, lines=None, completed_earlier=False)
+    unfinished = is_unfinished(directory)
+    with WriterSlot(directory, COMPACTOR) as slot:
+        dataset = open_dataset(directory)
+        index, layout = _plan(dataset, shard_tokens)
+        lines = _replace(slot, manifest, index, layout, keep=keep) if layout.replaced else ()
+    return _report(dataset, layout, lines, completed_earlier=unfinished)
+
+
+def _plan(dataset: StoredDataset, shard_tokens: int) -> tuple[Index, Layout]:
+    index = read_index(dataset.shards, support_logprobs=dataset.manifest.support_logprobs)
+    planned = PLANLESS not in dataset.manifest.identity
+    return index, plan_layout(index, shard_tokens=shard_tokens, planned=planned)
+
+
+def _report(
+    dataset: StoredDataset, layout: Layout, lines: tuple[JournalLine, ...] | None, *, completed_earlier: bool
+) -> Compaction:
+    old = [_line_of(dataset, number) for number in range(len(dataset.shards))]
+    before = sum(line.bytes for line in old)
+    written = None if lines is None else sum(line.bytes for line in lines)
+    return Compaction(
+        shards_before=len(old),
+        shards_after=len(old) - len(layout.replaced) + len(layout.shards),
+        bytes_before=before,
+        bytes_after=None if written is None else before - sum(old[each].bytes for each in layout.replaced) + written,
+        replaced=len(layout.replaced),
+        written=len(layout.shards),
+        split_prompts=layout.split_prompts,
+        rows=sum(line.rows for line in old),
+        tokens=sum(line.tokens for line in old),
+        completed_earlier=completed_earlier,
+    )
+
+
+def _line_of(dataset: StoredDataset | Index, number: int) -> JournalLine:
+    line = dataset.shards[number].line
+    assert line is not None  # `read_index` refuses such a shard
+    return line
+
+
+def _replace(
+    slot: WriterSlot, manifest: Manifest, index: Index, layout: Layout, *, keep: bool
+) -> tuple[JournalLine, ...]:
+    """Write and compare the new shards, then switch. Returns their lines."""
+    old = [_line_of(index, number) for number in layout.replaced]
+    schema = manifest_schema(manifest).with_metadata(_footer(manifest, index, layout))
+    with ExitStack() as on_error:
+        lines = []
+        for rows in layout.shards:
+            temporary = slot.temporary()
+            on_error.callback(_discard, slot.directory, temporary)
+            lines.append(_rewrite(slot, temporary, index, rows, schema))
+        _check_totals(slot.directory, old, lines)
+        replacement = Replacement(slot.writer, tuple(lines), tuple(line.file for line in old), keep)
+        try:
+            decide(slot.directory, replacement)
+        except OSError as error:
+            raise _unwritable(slot.directory, error) from error
+        on_error.pop_all()
+    complete(slot.directory)
+    return replacement.added
+
+
+def _discard(directory: Path, temporary: Path) -> None:
+    """Remove a new shard, unless it was decided, in whatever instant, that it is the dataset's."""
+    if not is_unfinished(directory):
+        temporary.unlink(missing_ok=True)
+
+
+def _footer(manifest: Manifest, index: Index, layout: Layout) -> dict[bytes, bytes]:
+    """That of the dataset's shards; rows may be of several engines, after each other, and each is named."""
+    engines = (engine for shard in layout.replaced for engine in index.engines[shard].split(b", "))
+    return footer_metadata(manifest) | {FOOTER_ENGINE: b", ".join(dict.fromkeys(engines))}
+
+
+def _rewrite(slot: WriterSlot, path: Path, index: Index, rows: Int64Array, schema: pa.Schema) -> JournalLine:
+    """Write one new shard and compare it with the old ones."""
+    try:
+        write_parquet(path, _row_groups(index, rows, schema), schema)
+        tokens, mask_ids = _compare(path, index, rows)
+        return slot.set_aside(path, rows=len(rows), tokens=tokens, mask_ids=mask_ids)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> DatasetError:
+    return DatasetError(f"{path}: cannot be written: {error.strerror or error}")
+
+
+class _Source:
+    """Decoded row groups of the old shards; those longest unused go when they are more than CACHE_BYTES together."""
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+        self._tables: OrderedDict[int, pa.Table] = OrderedDict()
+        self._bytes = 0
+
+    def read(self, row_group: int) -> pa.Table:
+        """A row group by its number in the dataset, with all its columns, verified."""
+        if row_group in self._tables:
+            self._tables.move_to_end(row_group)
+            return self._tables[row_group]
+        shard, number = self._index.row_groups[row_group]
+        with self._index.shards[shard].open() as reader:
+            table = read_row_group(reader, number)
+        self._tables[row_group] = table
+        self._bytes += table.nbytes
+        while self._bytes > CACHE_BYTES and len(self._tables) > 1:
+            self._bytes -= self._tables.popitem(last=False)[1].nbytes
+        return table
+
+
+def _row_groups(index: Index, rows: Int64Array, schema: pa.Schema) -> Iterator[pa.Table]:
+    """The tables of a new shard's row groups. A run of old rows is not divided by the number of its mask ids."""
+    source = _Source(index)
+    start = 0
+    for end in row_group_ends(index.rows.response_length[rows]):
+        pieces: list[pa.Table] = []
+        ids = 0
+        for run in index.runs(rows[start:end]):
+            piece = _copy(source.read(run.row_group), run, schema)
+            more = count_mask_ids(piece)
+            if pieces and ids + more > MAX_ROW_GROUP_IDS:
+                yield pa.concat_tables(pieces).combine_chunks()
+                pieces, ids = [], 0
+            pieces.append(piece)
+            ids += more
+        yield pa.concat_tables(pieces).combine_chunks()
+        start = end
+
+
+def _copy(table: pa.Table, run: Run, schema: pa.Schema) -> pa.Table:
+    """A run's rows in memory of their own: a slice would keep the whole row group."""
+    return table.select(schema.names).take(pa.array(np.arange(run.first, run.first + run.rows)))
+
+
+def _compare(path: Path, index: Index, rows: Int64Array) -> tuple[int, int]:
+    """Read a new shard and, again, the old rows that it should hold. Returns its tokens and mask ids.
+
+    Slices are compared, where rows were copied by position: what one of the two does wrong, the other shows.
+    """
+    source = _Source(index)
+    tokens = mask_ids = start = 0
+    with open_shard(path) as shard:
+        for number, size in enumerate(shard.row_group_rows):
+            table = read_row_group(shard, number)
+            offset = 0
+            for run in index.runs(rows[start : start + size]):
+                wanted = source.read(run.row_group).slice(run.first, run.rows)
+                if not table.slice(offset, run.rows).equals(wanted):
+                    raise DatasetError(f"{path}: row group {number}: is not equal to the old rows: none was replaced")
+                offset += run.rows
+            tokens += int(table["response_length"].to_numpy().sum(dtype=np.int64))
+            mask_ids += count_mask_ids(table)
+            start += size
+    if start != len(rows):
+        raise DatasetError(f"{path}: {start} rows were written, {len(rows)} were to be")
+    return tokens, mask_ids
+
+
+def _check_totals(directory: Path, old: list[JournalLine], new: list[JournalLine]) -> None:
+    """What the new shards were counted to hold is what the journal says of the old."""
+    for name in ("rows", "tokens", "mask_ids"):
+        before, after = (sum(getattr(line, name) for line in lines) for lines in (old, new))
+        if before != after:
+            raise DatasetError(
+                f"{directory}: the shards to be compacted hold {after} {name}, the journal says {before}; "
+                "`rollgen generate --resume` sets damaged ones aside"
+            )

@@ -1,0 +1,118 @@
+"""The journal: which shards a dataset has, under which names, and what vouches for their bytes.
+
+    data/part-<writer>-<seq>.parquet   a committed shard
+    data/.tmp-<writer>-<seq>           the same shard before that
+    journal/<writer>.jsonl             one line for each shard; a second one, with `"retired": true`, takes it out again
+
+`commit.py` says in which order these come to be.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from dataclasses import dataclass
+from operator import attrgetter
+from pathlib import Path
+from typing import NamedTuple
+
+from rollgen.errors import DatasetError
+from rollgen.format.jsonlines import read_lines
+from rollgen.format.schema import DATA_DIR, JOURNAL_DIR
+
+_SHARD_NAME = re.compile(r"part-(?P<writer>[A-Za-z0-9_]+)-(?P<sequence>\d{6,})\.parquet")
+_HASH_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class JournalLine:
+    """One committed shard."""
+
+    file: str
+    """Name inside `data/`."""
+    bytes: int
+    sha256: str
+    footer_sha256: str
+    """Of the Parquet footer (metadata, its length and the magic bytes): page checksums do not cover it."""
+    rows: int
+    tokens: int
+    """Generated tokens."""
+    mask_ids: int
+    retired: bool = False
+    """The file is no longer part of the dataset: it was lost, set aside as damaged, or replaced."""
+
+
+class Journal(NamedTuple):
+    """All lines of all writers. Shard names are never used twice, so a retirement is final whatever the order."""
+
+    committed: dict[str, JournalLine]
+    """By file name, retired ones left out."""
+    retired: frozenset[str]
+
+
+def shard_name(writer: str, sequence: int) -> str:
+    """Final file name of a writer's shard."""
+    return f"part-{writer}-{sequence:06d}.parquet"
+
+
+def temporary_name(writer: str, sequence: int) -> str:
+    """File name of the same shard while it is built: one that no reader looks at."""
+    return f".tmp-{writer}-{sequence:06d}"
+
+
+def parse_shard_name(name: str) -> tuple[str, int] | None:
+    """`(writer, sequence)` of a shard's file name, or None for a file that is not a shard."""
+    match = _SHARD_NAME.fullmatch(name)
+    return (match["writer"], int(match["sequence"])) if match else None
+
+
+def list_shards(directory: Path) -> list[Path]:
+    """The committed shards of a dataset, sorted by name. Temporary and foreign files are left out."""
+    data = directory / DATA_DIR
+    shards = (path for path in data.glob("part-*.parquet") if parse_shard_name(path.name))
+    return sorted(shards, key=attrgetter("name"))
+
+
+def read_journal(directory: Path) -> Journal:
+    """Read the journals of all writers. A torn last line is an interrupted commit: skipped.
+
+    Raises DatasetError, naming file and line, for a damaged line anywhere else.
+    """
+    committed: dict[str, JournalLine] = {}
+    retired: set[str] = set()
+    for path in sorted((directory / JOURNAL_DIR).glob("*.jsonl")):
+        for number, line in read_lines(path, JournalLine):
+            if parse_shard_name(line.file) is None:
+                raise DatasetError(f"{path}:{number}: {line.file!r} is not the name of a shard")
+            if line.retired:
+                retired.add(line.file)
+            else:
+                committed[line.file] = line
+    for name in retired:
+        committed.pop(name, None)
+    return Journal(committed, frozenset(retired))
+
+
+def footer_sha256(path: Path) -> str:
+    """SHA-256 of a Parquet file's footer: metadata, length and magic. Raises DatasetError when there is none."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        if size < 12:
+            raise DatasetError(f"{path}: {size} bytes is too short for a Parquet file")
+        file.seek(size - 8)
+        tail = file.read(8)
+        length = int.from_bytes(tail[:4], "little")
+        if tail[4:] != b"PAR1" or length > size - 12:
+            raise DatasetError(f"{path}: no Parquet footer: the file is truncated or damaged")
+        file.seek(size - 8 - length)
+        return hashlib.sha256(file.read(length + 8)).hexdigest()
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a whole file, read in chunks."""
+    sha256 = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_HASH_CHUNK):
+            sha256.update(chunk)
+    return sha256.hexdigest()

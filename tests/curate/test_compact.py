@@ -1,0 +1,477 @@
+"""Compaction: every row is what it was, prompts are together, and no instant of a crash shows anything else.
+
+Completions have 8 tokens unless said.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rollgen.config import digest
+from rollgen.curate.compact import Compaction, compact
+from rollgen.errors import DatasetError, ResumeRefused
+from rollgen.format.commit import Part, WriterSlot, list_shards, read_journal
+from rollgen.format.manifest import PLANLESS, Manifest, Retry, read_manifest, replace_manifest
+from rollgen.format.reader import open_dataset, verify_shard
+from rollgen.format.recovery import PlannedKeys, recover
+from rollgen.format.schema import FOOTER_ENGINE, SUPPORT_LOGPROB_LIST
+from rollgen.inspect.status import run_status
+from rollgen.rollouts import Completion
+
+MakeCompletion = Callable[..., Completion]
+MakeManifest = Callable[..., Manifest]
+ReadShards = Callable[[Path], dict[str, list[dict[str, Any]]]]
+RETRY = Retry(generation=1, started_at="", where={"finish_reason": "length"}, max_tokens=99, samples=1)
+
+
+def multiset(shards: dict[str, list[dict[str, Any]]]) -> Counter[str]:
+    return Counter(repr(row) for rows in shards.values() for row in rows)
+
+
+def key_of(row: dict[str, Any]) -> tuple[int, int, int]:
+    return row["prompt_index"], row["sample_index"], row["generation"]
+
+
+def content(directory: Path) -> dict[str, bytes]:
+    """Every file but locks, whose content is of no account."""
+    files = (path for path in directory.rglob("*") if path.is_file() and path.suffix != ".lock")
+    return {str(path.relative_to(directory)): path.read_bytes() for path in files}
+
+
+Row = tuple[int, int, int, int, int, bool]
+"""(prompt, sample, generation, shard, tokens, not truncated)"""
+some_rows = st.lists(
+    st.tuples(
+        st.integers(0, 5), st.integers(0, 3), st.integers(0, 2), st.integers(0, 6), st.integers(1, 9), st.booleans()
+    ),
+    unique_by=lambda row: row[:3],
+    max_size=40,
+)
+
+
+def is_small(directory: Path, shard_tokens: int) -> list[str]:
+    lines = read_journal(directory).committed.values()
+    return [line.file for line in lines if line.tokens < shard_tokens / 2]
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(some_rows, st.integers(1, 120), st.booleans(), st.booleans(), st.integers(0, 7))
+def test_rows_stay_and_prompts_come_together(
+    make_manifest: MakeManifest,
+    make_completion: MakeCompletion,
+    store: Callable[..., Path],
+    read_shards: ReadShards,
+    rows: list[Row],
+    shard_tokens: int,
+    support_logprobs: bool,
+    planless: bool,
+    without_generation: int,
+) -> None:
+    """Of groups that are split, grown, made again, null masks, shards of 1.0 before others, row groups of 10 tokens."""
+    identity = {"support_logprobs": support_logprobs} | ({PLANLESS: True} if planless else {})
+    first = make_manifest(
+        support_logprobs=support_logprobs, identity=identity, config_digest=digest(identity), format_version="1.0"
+    )
+    manifest = first.with_retry(RETRY)
+    shards: list[list[Completion]] = [[] for _ in range(7)]
+    for prompt, sample, generation, shard, tokens, full in rows:
+        made = make_completion(
+            prompt,
+            sample,
+            tokens=tokens,
+            full=full,
+            support_logprobs=support_logprobs,
+            generation=generation if shard >= without_generation else 0,
+        )
+        if made.generation == generation:
+            shards[shard].append(made)
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rollgen.format.columns.ROW_GROUP_TOKENS", 10)
+        patch.setattr("rollgen.curate.layout.ROW_GROUP_TOKENS", 10)
+        patch.setattr("rollgen.curate.compact.MAX_ROW_GROUP_IDS", 60)
+        patch.setattr("rollgen.curate.compact.CACHE_BYTES", 4000)  # one or two row groups
+        directory = store(Path(name), first, shards[:without_generation])
+        store(directory, manifest, shards[without_generation:], writer="w1")
+        replace_manifest(directory, manifest)
+        before = read_shards(directory)
+        done = compact(directory, shard_tokens=shard_tokens)
+        after = read_shards(directory)
+        assert multiset(after) == multiset(before)
+        assert (done.shards_before, done.shards_after) == (len(before), len(after))
+        homes = Counter(prompt for rows in after.values() for prompt in {row["prompt_index"] for row in rows})
+        assert set(homes.values()) <= {1}
+        for stored in open_dataset(directory).shards:
+            assert stored.line is not None
+            verify_shard(stored.path, line=stored.line, config_digest=manifest.config_digest)
+            stored_rows = after[stored.path.name]
+            assert sorted(map(key_of, stored_rows)) == list(map(key_of, stored_rows))
+            assert stored.line.tokens == sum(row["response_length"] for row in stored_rows)
+            assert stored.line.mask_ids == sum(len(ids or ()) for row in stored_rows for ids in row["sampling_mask"])
+        assert len(is_small(directory, shard_tokens)) <= 1, "small shards are left"
+        assert compact(directory, shard_tokens=shard_tokens).replaced == 0, "there was more to do"
+
+
+@pytest.fixture
+def split(tmp_path: Path, make_manifest: MakeManifest, make_completion: MakeCompletion, store: Callable) -> Path:
+    """Four shards of 16 tokens: prompts 0 and 1, again with a second sample, 2 and 3, 4 and 5."""
+    keys = [[(0, 0), (1, 0)], [(0, 1), (1, 1)], [(2, 0), (3, 0)], [(4, 0), (5, 0)]]
+    shards = [[make_completion(*key) for key in shard] for shard in keys]
+    return store(tmp_path / "run", make_manifest(), shards)
+
+
+def keys_of(shards: dict[str, list[dict[str, Any]]]) -> list[list[tuple[int, int]]]:
+    return [[key_of(row)[:2] for row in rows] for rows in shards.values()]
+
+
+def test_what_is_done_and_what_is_said(split: Path, read_shards: ReadShards) -> None:
+    """Small are those below 16 tokens, none; the two that share prompts become one of 32, closed at 32 or more."""
+    size = {path.name: path.stat().st_size for path in list_shards(split)}
+    done = compact(split, shard_tokens=32)
+    new = split / "data" / "part-compact-000000.parquet"
+    kept = ["part-w0-000002.parquet", "part-w0-000003.parquet"]
+    assert keys_of(read_shards(split)) == [[(0, 0), (0, 1), (1, 0), (1, 1)], [(2, 0), (3, 0)], [(4, 0), (5, 0)]]
+    assert done == Compaction(
+        shards_before=4,
+        shards_after=3,
+        bytes_before=sum(size.values()),
+        bytes_after=new.stat().st_size + sum(size[name] for name in kept),
+        replaced=2,
+        written=1,
+        split_prompts=2,
+        rows=8,
+        tokens=64,
+        completed_earlier=False,
+    )
+    assert sorted(path.name for path in (split / "data").iterdir()) == [new.name, *kept]
+
+
+def test_dry_run_says_the_same_and_changes_nothing(split: Path) -> None:
+    """It does not take the writer's place either."""
+    before = content(split)
+    foreseen = compact(split, shard_tokens=32, dry_run=True)
+    assert content(split) == before
+    assert not (split / "journal" / "compact.lock").exists()
+    assert foreseen == replace(compact(split, shard_tokens=32), bytes_after=None)
+
+
+def test_a_prompt_is_never_divided(split: Path, read_shards: ReadShards) -> None:
+    """Even when it alone exceeds the target: 16 tokens of prompt 0, where 9 are wanted. Others are large enough."""
+    compact(split, shard_tokens=9)
+    assert keys_of(read_shards(split))[:2] == [[(0, 0), (0, 1)], [(1, 0), (1, 1)]]
+
+
+def test_names_go_on_after_those_that_were_replaced(split: Path) -> None:
+    """The compacted shard is compacted again: its name is not used twice."""
+    compact(split, shard_tokens=32)
+    compact(split, shard_tokens=1000)
+    assert [path.name for path in list_shards(split)] == ["part-compact-000001.parquet"]
+    assert len(read_journal(split).retired) == 5
+
+
+def test_kept_files_are_moved(split: Path) -> None:
+    """To `retired/`, as they were; readers do not look there, and a resumed run does not trip over them."""
+    before = {path.name: path.read_bytes() for path in list_shards(split)}
+    compact(split, keep=True)
+    assert {path.name: path.read_bytes() for path in (split / "retired").iterdir()} == before
+    assert len(open_dataset(split).shards) == 1
+    planned = PlannedKeys(np.array([0, 2, 4, 5, 6, 8, 9]), lambda indices: pa.array([f"p{index}" for index in indices]))
+    with WriterSlot(split, "w0") as slot:
+        assert slot.temporary().name == ".tmp-w0-000004"
+        recovery = recover(slot, read_manifest(split).config_digest, planned)
+    assert recovery.done.tolist() == [True] * 7 + [False, True]  # the second sample of prompt 4 has never been made
+    assert recovery.findings == ()
+
+
+def test_compaction_is_no_speed(tmp_path: Path, make_dataset: Callable[..., Path]) -> None:
+    """`rollgen status` measures sampling by the times of commits: a shard of 48 tokens a second, before it."""
+    directory = make_dataset(tmp_path / "run", shards=4, prompts=3, n=2)
+    started = datetime.fromisoformat(read_manifest(directory).attempts[-1].started_at).timestamp()
+    os.utime(directory / "rollgen.json", (started, started))
+    for seconds, path in enumerate(list_shards(directory), 1):
+        os.utime(path, (started + seconds, started + seconds))
+    assert run_status(directory).tokens_per_second == 48.0
+    compact(directory)
+    assert run_status(directory).tokens_per_second is None
+
+
+def test_rows_of_several_engines(
+    tmp_path: Path, make_manifest: MakeManifest, make_completion: MakeCompletion, store: Callable
+) -> None:
+    """The footer of the new shard names each; a shard that holds both already adds none."""
+    manifest = make_manifest()
+    later = replace_engine(manifest, "2")
+    for number, state in enumerate((manifest, later, manifest)):
+        store(tmp_path, state, [[make_completion(number, 0)]])
+        compact(tmp_path)
+    (path,) = list_shards(tmp_path)
+    assert pq.read_metadata(path).metadata[FOOTER_ENGINE] == b"fake 1, fake 2"
+
+
+def replace_engine(manifest: Manifest, version: str) -> Manifest:
+    (attempt,) = manifest.attempts
+    newer = attempt.model_copy(update={"engine": attempt.engine.model_copy(update={"version": version})})
+    return manifest.model_copy(update={"attempts": [newer]})
+
+
+def test_nothing_stored(tmp_path: Path, make_manifest: MakeManifest, store: Callable) -> None:
+    """A run before its first commit."""
+    store(tmp_path, make_manifest(), [])
+    assert compact(tmp_path).replaced == 0
+
+
+def test_a_dataset_of_1_0_stays_one(
+    tmp_path: Path, make_manifest: MakeManifest, make_completion: MakeCompletion, store: Callable
+) -> None:
+    """Its new shard has the columns of the old ones."""
+    store(tmp_path, make_manifest(format_version="1.0"), [[make_completion(0, 0)], [make_completion(1, 0)]])
+    columns = pq.read_schema(list_shards(tmp_path)[0]).names
+    compact(tmp_path)
+    assert pq.read_schema(list_shards(tmp_path)[0]).names == columns
+    assert "generation" not in columns
+
+
+def flip(path: Path, column: str, row_group: int) -> None:
+    """Flip a bit in the last page of a column."""
+    metadata = pq.read_metadata(path).row_group(row_group)
+    chunks = [metadata.column(index) for index in range(metadata.num_columns)]
+    [chunk] = [chunk for chunk in chunks if chunk.path_in_schema.partition(".")[0] == column]
+    damaged = bytearray(path.read_bytes())
+    damaged[chunk.data_page_offset + chunk.total_compressed_size - 1] ^= 1
+    path.write_bytes(damaged)
+
+
+@pytest.mark.parametrize("column", ["prompt_index", "sampling_mask", "logprobs", "text"])
+def test_a_damaged_shard_is_refused(split: Path, column: str) -> None:
+    """File and row group are named, and nothing has changed; another new shard may have been written by then."""
+    flip(list_shards(split)[3], column, 0)
+    before = content(split)
+    with pytest.raises(DatasetError, match=r"part-w0-000003\.parquet: row group 0: damaged"):
+        compact(split, shard_tokens=33)
+    assert content(split) == before
+
+
+def test_a_shard_without_its_line_is_refused(split: Path) -> None:
+    """A resume verifies it and adds the line: compaction repairs nothing."""
+    journal = split / "journal" / "w0.jsonl"
+    journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:-1]))
+    with pytest.raises(DatasetError, match=r"000003\.parquet: has no journal line: .*run `rollgen generate --resume`"):
+        compact(split)
+
+
+def test_a_lost_shard_is_refused(split: Path) -> None:
+    """As by any reader."""
+    list_shards(split)[0].unlink()
+    with pytest.raises(DatasetError, match=r"000000\.parquet: missing, though committed"):
+        compact(split)
+
+
+def test_a_copied_shard_is_refused(
+    split: Path, make_manifest: MakeManifest, make_completion: MakeCompletion, store: Callable
+) -> None:
+    """Which of the two rows to keep is not for a program to say."""
+    store(split, make_manifest(), [[make_completion(1, 0)]])
+    with pytest.raises(DatasetError, match=r"w0-000004\.parquet: holds samples that part-w0-000000\.parquet holds too"):
+        compact(split)
+
+
+def without_engine(table: pa.Table) -> pa.Table:
+    kept = {key: value for key, value in table.schema.metadata.items() if key != FOOTER_ENGINE}
+    return table.replace_schema_metadata(kept)
+
+
+UNFIT: dict[str, tuple[Callable[[pa.Table], pa.Table], str]] = {
+    "a later version's column": (
+        lambda table: table.append_column("entropy", table["temperature"]),
+        "has columns that this version does not know: entropy; upgrade rollgen",
+    ),
+    "another's column": (
+        lambda table: table.append_column("support_logprobs", table["sampling_mask"].cast(SUPPORT_LOGPROB_LIST)),
+        "the manifest says support_logprobs is False, this shard not",
+    ),
+    "no engine": (without_engine, r"its footer has no rollgen\.engine; not a rollgen shard"),
+}
+
+
+@pytest.mark.parametrize(("change", "expected"), UNFIT.values(), ids=UNFIT)
+def test_what_would_be_lost_is_refused(split: Path, change: Callable[[pa.Table], pa.Table], expected: str) -> None:
+    """Columns that a new shard could not have, and footers that do not say what it should."""
+    table = change(pq.read_table(list_shards(split)[0]))
+    with WriterSlot(split, "w0") as slot:
+        temporary = slot.temporary()
+        pq.write_table(table, temporary, write_page_checksum=True)
+        slot.append(slot.publish(temporary, rows=2, tokens=16, mask_ids=0))
+        temporary.unlink()
+    with pytest.raises(DatasetError, match=rf"w0-000004\.parquet: {expected}"):
+        compact(split)
+
+
+def test_a_journal_that_counts_otherwise(split: Path) -> None:
+    """What was read is not what was once committed: nothing is replaced."""
+    journal = split / "journal" / "w0.jsonl"
+    journal.write_text(journal.read_text().replace('"tokens": 16', '"tokens": 17', 1))
+    before = content(split)
+    with pytest.raises(DatasetError, match="hold 64 tokens, the journal says 65"):
+        compact(split)
+    assert content(split) == before
+
+
+@pytest.mark.parametrize(("writer", "part"), [("w0", Part(0, 1)), ("w3", Part(3, 4)), ("compact", Part(0, 1))])
+def test_live_writers_exclude_it(split: Path, writer: str, part: Part) -> None:
+    """Whatever part they make, another compaction too."""
+    before = content(split)
+    with WriterSlot(split, writer, part), pytest.raises(ResumeRefused, match=r"writing this dataset|is alive"):
+        compact(split)
+    assert content(split) == before
+
+
+def test_no_dataset(tmp_path: Path) -> None:
+    """Nothing is made in a directory that holds none."""
+    with pytest.raises(DatasetError, match=r"rollgen\.json: not found"):
+        compact(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """A limit on file sizes stands in for a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_full_disk_changes_nothing(
+    tmp_path: Path, make_manifest: MakeManifest, make_completion: MakeCompletion, store: Callable
+) -> None:
+    """The first new shard, without masks, fits, the second does not: both are gone, the error names the file."""
+    shards = [[make_completion(number, 0, tokens=4000, full=number < 3)] for number in range(6)]
+    store(tmp_path, make_manifest(), shards)
+    before = content(tmp_path)
+    with (
+        largest_file(130_000),
+        pytest.raises(DatasetError, match=r"data/\.tmp-compact-000001: cannot be written: .*large"),
+    ):
+        compact(tmp_path, shard_tokens=8001)
+    assert content(tmp_path) == before
+
+
+class Killed(BaseException):
+    """As if by a signal that cannot be caught: nothing that would clean up can do anything any more."""
+
+
+STEPS = ("os.link", "os.unlink", "os.rename", "os.replace", "rollgen.format.replacement.append_line")
+"""All that changes what is seen. What is on disk when is `os.fsync`'s, where Ctrl-C may come as well."""
+
+
+@contextmanager
+def dying(at: int, *, how: type[BaseException]) -> Iterator[list[int]]:
+    """Raise `how` instead of step number `at`, and if it is Killed, instead of every later one. Gives their count."""
+    count = [0]
+
+    def step(real: Callable[..., Any]) -> Callable[..., Any]:
+        def taken(*arguments: Any, **named: Any) -> Any:
+            count[0] += 1
+            if count[0] == at or (count[0] > at and how is Killed):
+                raise how
+            return real(*arguments, **named)
+
+        return taken
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in STEPS if how is Killed else (*STEPS, "os.fsync"):
+            module, _, attribute = name.rpartition(".")
+            patch.setattr(name, step(getattr(sys.modules[module], attribute)))
+        yield count
+
+
+@pytest.mark.parametrize(("how", "keep"), [(Killed, False), (Killed, True), (KeyboardInterrupt, False)])
+def test_killed_at_every_step(
+    split: Path, tmp_path: Path, read_shards: ReadShards, how: type[BaseException], keep: bool
+) -> None:
+    """A reader sees the old state, the new one, or is told; whoever writes next finds all of the one or the other."""
+    old = read_shards(split)
+    seen = Counter[str]()
+    for at in itertools.count(1):
+        directory = Path(shutil.copytree(split, tmp_path / f"copy-{at}"))
+        with dying(at, how=how) as count, suppress(how):
+            compact(directory, shard_tokens=33, keep=keep)
+        decided = (directory / "journal" / "replacement.json").exists()
+        if decided:
+            with pytest.raises(DatasetError, match="is being compacted, or that was interrupted: try again, or finish"):
+                read_shards(directory)
+            seen["refused"] += 1
+        else:
+            state = read_shards(directory)
+            assert multiset(state) == multiset(old)
+            seen["old" if state == old else "new"] += 1
+        with WriterSlot(directory, "w0" if at % 2 else "compact"):
+            assert not (directory / "journal" / "replacement.json").exists()
+        state = read_shards(directory)
+        assert multiset(state) == multiset(old)
+        if state == old:
+            assert not decided
+            compact(directory, shard_tokens=33, keep=keep)
+            state = read_shards(directory)
+        assert keys_of(state) == [[(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)], [(3, 0), (4, 0), (5, 0)]]
+        assert not list(directory.rglob(".tmp-*"))
+        assert len(list((directory / "retired").glob("*"))) == (4 if keep else 0)
+        if count[0] < at:  # it was not killed: that was the last step
+            break
+    assert set(seen) == {"old", "new", "refused"}, "not every state has been tried"
+
+
+KILL = """
+import os, signal, sys
+from pathlib import Path
+from rollgen.curate.compact import compact
+
+name, at, real = sys.argv[2], int(sys.argv[3]), getattr(os, sys.argv[2])
+
+def step(*arguments, **named):
+    global at
+    at -= 1
+    if at == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(*arguments, **named)
+
+setattr(os, name, step)
+compact(Path(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize(("call", "at"), [("fsync", 1), ("unlink", 2)], ids=["before the switch", "after it"])
+def test_sigkill(split: Path, read_shards: ReadShards, call: str, at: int) -> None:
+    """A real one, of a real process: the lock is free again, and the next command does what is left."""
+    old = read_shards(split)
+    killed = subprocess.run([sys.executable, "-c", KILL, str(split), call, str(at)], check=False, timeout=60)
+    assert killed.returncode == -signal.SIGKILL
+    assert list((split / "data").glob(".tmp-compact-*"))
+    done = compact(split)
+    assert done.completed_earlier is (call == "unlink")
+    after = read_shards(split)
+    assert multiset(after) == multiset(old)
+    assert len(after) == 1
+    assert not list(split.rglob(".tmp-*"))

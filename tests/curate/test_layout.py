@@ -1,0 +1,65 @@
+"""Arithmetic on keys: the same as going from row to row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollgen.curate.layout import Index, Rows, plan_layout, read_index, row_group_ends
+from rollgen.format.columns import split_row_groups
+from rollgen.format.reader import open_dataset
+from rollgen.rollouts import Completion
+
+
+def test_row_groups_are_those_of_the_writer(
+    make_completion: Callable[..., Completion], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each closed once it has 10 tokens: 4 + 6, 25, 9 + 1, 3."""
+    monkeypatch.setattr("rollgen.format.columns.ROW_GROUP_TOKENS", 10)
+    monkeypatch.setattr("rollgen.curate.layout.ROW_GROUP_TOKENS", 10)
+    tokens = [4, 6, 25, 9, 1, 3]
+    groups = split_row_groups([make_completion(0, number, tokens=count) for number, count in enumerate(tokens)])
+    assert np.cumsum([len(group) for group in groups]).tolist() == [2, 3, 5, 6]
+    assert row_group_ends(np.array(tokens, np.int32)) == [2, 3, 5, 6]
+
+
+def some_index(row_groups: Sequence[int]) -> Index:
+    """An index without shards: of these row groups, by their rows."""
+    starts = np.concatenate([[0], np.cumsum(row_groups, dtype=np.int64)])
+    nothing = np.zeros(int(starts[-1]), np.int64)
+    places = tuple((number, 0) for number in range(len(row_groups)))
+    return Index((), (), Rows(*[nothing] * 4), places, starts)
+
+
+@given(st.data(), st.lists(st.integers(0, 5), min_size=1, max_size=6).filter(any))
+def test_runs_are_the_rows_in_order(data: st.DataObject, row_groups: list[int]) -> None:
+    """Put end to end they are what was asked for, and no two of them could be one."""
+    index = some_index(row_groups)
+    rows = data.draw(st.lists(st.integers(0, sum(row_groups) - 1), min_size=1))
+    runs = list(index.runs(np.array(rows)))
+    spelled = [int(index.starts[run.row_group]) + run.first + offset for run in runs for offset in range(run.rows)]
+    assert spelled == rows
+    assert all(0 < run.rows <= row_groups[run.row_group] - run.first for run in runs)
+    assert not any(
+        one.row_group == other.row_group and one.first + one.rows == other.first for one, other in pairwise(runs)
+    )
+
+
+def test_prompts_of_a_dataset_without_a_plan_stay_in_the_order_they_came(
+    tmp_path: Path, make_completion: Callable[..., Completion], make_manifest: Callable, store: Callable[..., Path]
+) -> None:
+    """Five prompts of 8 tokens are 33 or more: the first five that came, or with a plan the first five of that."""
+    shards = [[make_completion(index) for index in shard] for shard in ((3, 9), (5, 7), (0, 1))]
+    index = read_index(open_dataset(store(tmp_path, make_manifest(), shards)).shards, support_logprobs=False)
+    dealt = {
+        planned: [index.rows.prompt_index[rows].tolist() for rows in layout.shards]
+        for planned in (True, False)
+        for layout in [plan_layout(index, shard_tokens=33, planned=planned)]
+    }
+    assert dealt == {False: [[0, 3, 5, 7, 9], [1]], True: [[0, 1, 3, 5, 7], [9]]}
