@@ -5,17 +5,78 @@
 Only the logits inside the supports are read: a gather of nnz numbers, then a log-sum-exp per CSR segment with the
 segment's maximum subtracted, in float32 (float64 for float64 logits) whatever the dtype of the logits. A logit outside
 the support is never touched, so it can neither overflow nor turn 0 * inf into NaN. The gradient is exact: softmax over
-the support, and zeros elsewhere; autograd allocates one dense [M, V] for it. Forward cost and memory grow with nnz and
-not with V. `reference.py` is the plain dense twin.
+the support, and zeros elsewhere, in one dense [M, V]. Forward cost and memory grow with nnz and not with V. Rows that
+are not truncated, and the mass outside the support when it is asked for, need whole rows of the vocabulary: they go
+through a block at a time, forward and backward. `reference.py` is the plain dense twin.
+
+Forward and backward are custom operators, so that `torch.compile(fullgraph=True)` takes them whole, at any N and nnz.
+The backward has no gradient of its own: differentiating twice raises UsageError.
 """
 
 from __future__ import annotations
 
+from typing import Any, Literal, overload
+
 import torch
 from torch import Tensor
 
-from rollgen.errors import UsageError
+from rollgen.ops.arguments import SupportLogprobs, check_logits, row_places, temperature_rows
+from rollgen.ops.dense import DenseGradient, OnlineSoftmax, block_elements, spans, spread
+from rollgen.ops.gradients import refuse, zeros
+from rollgen.ops.segments import Segments
 from rollgen.ops.support import Support
+
+
+@overload
+def support_logprobs(
+    logits: Tensor,
+    support: Support,
+    targets: Tensor,
+    temperature: float | Tensor = 1.0,
+    *,
+    rows: Tensor | None = None,
+    entropy: Literal[False] = False,
+    kept_mass: Literal[False] = False,
+) -> Tensor: ...
+
+
+@overload
+def support_logprobs(
+    logits: Tensor,
+    support: Support,
+    targets: Tensor,
+    temperature: float | Tensor = 1.0,
+    *,
+    rows: Tensor | None = None,
+    entropy: Literal[True],
+    kept_mass: bool = False,
+) -> SupportLogprobs: ...
+
+
+@overload
+def support_logprobs(
+    logits: Tensor,
+    support: Support,
+    targets: Tensor,
+    temperature: float | Tensor = 1.0,
+    *,
+    rows: Tensor | None = None,
+    entropy: bool = False,
+    kept_mass: Literal[True],
+) -> SupportLogprobs: ...
+
+
+@overload
+def support_logprobs(
+    logits: Tensor,
+    support: Support,
+    targets: Tensor,
+    temperature: float | Tensor = 1.0,
+    *,
+    rows: Tensor | None = None,
+    entropy: bool = False,
+    kept_mass: bool = False,
+) -> Tensor | SupportLogprobs: ...
 
 
 def support_logprobs(
@@ -25,84 +86,229 @@ def support_logprobs(
     temperature: float | Tensor = 1.0,
     *,
     rows: Tensor | None = None,
-) -> Tensor:
+    entropy: bool = False,
+    kept_mass: bool = False,
+) -> Tensor | SupportLogprobs:
     """Log-probability of each target, normalised over its row of the support.
 
     logits       float [M, V], raw: not divided by the temperature. V may exceed `support.vocab_size`
     support      N rows
     targets      int64 [N], the sampled ids
-    temperature  a number, or float [N]: divides the logits
+    temperature  a number, or float [N]: divides the logits. A tensor gets its gradient
     rows         int64 [N], the row of `logits` for each row of the support, so that no rows need be copied out of a
                  larger tensor. Default: row n for n, and M = N
+    entropy      also the entropy of pi_theta over the support
+    kept_mass    also the share of the full softmax that falls on the support; reads all logits, a few rows at a time
 
-    Returns float32 [N] (float64 for float64 logits). For finite logits a support of one id gives exactly 0 and no
-    gradient, a row that is not truncated the ordinary log-softmax over the ids below `support.vocab_size`, a target
-    outside its support -inf and no gradient. Raises UsageError when shapes or dtypes do not fit together.
+    Returns float32 [N] (float64 for float64 logits), or with `entropy` or `kept_mass` a SupportLogprobs. For finite
+    logits a support of one id gives exactly 0 and no gradient, a row that is not truncated the ordinary log-softmax
+    over the ids below `support.vocab_size`, a target outside its support -inf and no gradient. Waits for the device
+    where there are rows that are not truncated, and in the backward of the kept mass. Raises UsageError when shapes or
+    dtypes do not fit together.
     """
-    check_shapes(logits, support, targets, rows)
-    scale = temperature_rows(temperature, logits, len(support))
-    result = _truncated(logits, support, targets, scale, rows)
-    if support.has_full_rows:
-        full = (support.lengths == 0).nonzero().squeeze(1)
-        places = full if rows is None else rows[full]
-        values = _full(logits[places, : support.vocab_size], targets[full], scale[full])
-        result = result.index_copy(0, full, values)
-    return result
+    check_logits(logits, support, targets, rows)
+    results: tuple[Tensor, ...] = torch.ops.rollgen.support_logprobs(
+        logits,
+        support.ids,
+        support.offsets,
+        targets,
+        temperature_rows(temperature, logits, len(support)),
+        row_places(rows, support),
+        support.vocab_size,
+        bool(support.has_full_rows),
+        entropy,
+        kept_mass,
+    )
+    logprobs, entropies, masses, _, _ = results
+    if not (entropy or kept_mass):
+        return logprobs
+    return SupportLogprobs(logprobs, entropies if entropy else None, masses if kept_mass else None)
 
 
-def check_shapes(logits: Tensor, support: Support, targets: Tensor, rows: Tensor | None) -> None:
-    """Raise UsageError for arguments that do not fit together; a gather would silently read another row."""
-    if logits.dim() != 2 or not logits.is_floating_point():
-        raise UsageError(f"logits must be float [M, V], not {logits.dtype} {list(logits.shape)}")
-    if logits.shape[1] < support.vocab_size:
-        raise UsageError(f"logits have {logits.shape[1]} columns, the supports are over {support.vocab_size} ids")
-    if targets.shape != (len(support),):
-        raise UsageError(f"targets are {list(targets.shape)}, the support has {len(support)} rows")
-    if targets.dtype != torch.int64 or (rows is not None and rows.dtype != torch.int64):
-        raise UsageError("targets and rows must be int64: places in [M, V] overflow anything smaller")
-    count = logits.shape[0] if rows is None else rows.numel()
-    if count != len(support):
-        raise UsageError(f"{count} rows of logits for {len(support)} rows of support")
+def _forward(
+    logits: Tensor,
+    ids: Tensor,
+    offsets: Tensor,
+    targets: Tensor,
+    scale: Tensor,
+    rows: Tensor,
+    vocab_size: int,
+    full_rows: bool,
+    entropy: bool,
+    kept_mass: bool,
+) -> tuple[Tensor, ...]:
+    """Log-probabilities, entropies and log kept masses [N] (or [0]), and what the backward needs of the forward.
+
+    That is log pi of every id [nnz], and [2, N] (or [2, 0]): `largest` and `log_total` of the whole vocabulary.
+    """
+    segments = Segments.of(ids, offsets, targets)
+    scaled = logits[rows[segments.row], ids.long()].to(scale.dtype) / scale[segments.row]
+    listed, largest, log_total = segments.log_softmax(scaled)
+    logprobs = segments.at_targets(listed)
+    entropies = segments.entropy(listed) if entropy else scale.new_empty(0)
+    masses, whole = scale.new_empty(0), scale.new_empty(2, 0)
+    if full_rows or kept_mass:
+        full = offsets.diff() == 0
+        dense = _dense_rows(full, kept_mass)
+        softmax = OnlineSoftmax(targets[dense], scale.dtype, entropy=entropy)
+        for part in spans(dense.numel(), block_elements(logits.device) // vocab_size):
+            softmax.add(part, 0, _block(logits, rows, scale, dense[part], vocab_size))
+        logprobs, entropies, whole = softmax.merge(dense, full, logprobs, entropies)
+        if kept_mass:
+            # The two sums round differently, so that a support of nearly all mass could come out above it.
+            masses = ((largest - whole[0]) + (log_total - whole[1])).clamp(max=0).masked_fill(full, 0)
+    return logprobs, entropies, masses, listed, whole
 
 
-def accumulation_dtype(logits: Tensor) -> torch.dtype:
-    """float64 for float64 logits, else float32."""
-    return torch.promote_types(logits.dtype, torch.float32)
+def _backward(
+    of_logprobs: Tensor | None,
+    of_entropies: Tensor | None,
+    of_masses: Tensor | None,
+    logits: Tensor,
+    ids: Tensor,
+    offsets: Tensor,
+    targets: Tensor,
+    scale: Tensor,
+    rows: Tensor,
+    entropies: Tensor,
+    masses: Tensor,
+    listed: Tensor,
+    whole: Tensor,
+    vocab_size: int,
+    full_rows: bool,
+    of_logits: bool,
+) -> tuple[Tensor, Tensor]:
+    """Gradients in the logits, [M, V] (or [0] when not `of_logits`), and in the temperatures, [N]."""
+    absent = torch.zeros_like(scale)
+    of_target = absent if of_logprobs is None else of_logprobs
+    of_kept = absent if of_masses is None else of_masses
+    segments = Segments.of(ids, offsets, targets)
+    gradient = segments.gradient(listed, of_target, of_kept, of_entropies)
+    slope = segments.slope(gradient, listed)
+
+    result = zeros(logits, of_logits)
+    if of_logits and of_masses is None:
+        place = rows[segments.row] * logits.shape[1] + ids
+        result.view(-1).index_add_(0, place, (gradient / scale[segments.row]).to(logits.dtype))
+    if not full_rows and of_masses is None:
+        return result, slope / -scale
+
+    full = offsets.diff() == 0
+    dense = _dense_rows(full, of_masses is not None)
+    inside = (targets >= 0) & (targets < vocab_size)
+    blocks = DenseGradient(
+        dense,
+        targets,
+        whole,
+        of_target=of_target.masked_fill(~(full & inside), 0),
+        of_total=-of_kept.masked_fill(full, 0),
+        of_entropy=None if of_entropies is None else of_entropies.masked_fill(~full, 0),
+        entropy=entropies,
+    )
+    edges = [] if of_masses is None else offsets.tolist()
+    for part in spans(dense.numel(), block_elements(logits.device) // vocab_size):
+        block = blocks.block(part, 0, _block(logits, rows, scale, dense[part], vocab_size))
+        if edges:  # what is listed is added before it is rounded
+            near = slice(edges[part.start], edges[part.stop])
+            block.view(-1).index_add_(0, (segments.row[near] - part.start) * vocab_size + ids[near], gradient[near])
+        if of_logits:
+            block /= scale[dense[part]].unsqueeze(1)
+            result[:, :vocab_size].index_add_(0, rows[dense[part]], block.to(logits.dtype))
+    slope += spread(blocks.slope, dense, slope.numel())
+    if of_masses is not None:  # its two slopes are taken about two different log-sum-exps
+        slope += of_masses * masses
+    return result, slope / -scale
 
 
-def temperature_rows(temperature: float | Tensor, logits: Tensor, count: int) -> Tensor:
-    """The temperature of each row, [count], in the dtype that is accumulated in."""
-    if isinstance(temperature, Tensor):
-        return temperature.to(accumulation_dtype(logits)).expand(count)
-    if not temperature > 0:
-        raise UsageError(f"temperature must be above 0, not {temperature}")
-    return torch.full((count,), temperature, dtype=accumulation_dtype(logits), device=logits.device)
+def _dense_rows(full: Tensor, kept_mass: bool) -> Tensor:
+    """int64 [D], the rows of the support that need the whole vocabulary: all, or those not truncated."""
+    return torch.arange(full.numel(), device=full.device) if kept_mass else full.nonzero().squeeze(1)
 
 
-def _truncated(logits: Tensor, support: Support, targets: Tensor, scale: Tensor, rows: Tensor | None) -> Tensor:
-    """[N]; -inf where the row lists no id at all."""
-    row = support.rows()
-    place = (row if rows is None else rows[row]) * logits.shape[1] + support.ids
-    scaled = logits.reshape(-1).index_select(0, place).to(scale.dtype) / scale[row]
-
-    # One id of a segment is the target, so its logit comes out of the same gather, and both gradients are added
-    # before they are rounded to the dtype of the logits.
-    is_target = support.ids == targets[row]
-    zeros = scaled.new_zeros(len(support))
-    target = zeros.index_add(0, row, scaled.masked_fill(~is_target, 0))
-    found = zeros.index_add(0, row, is_target.to(zeros.dtype)) > 0
-
-    largest = torch.full_like(zeros, -torch.inf).scatter_reduce(0, row, scaled.detach(), "amax")
-    total = zeros.index_add(0, row, (scaled - largest[row]).exp())
-    # The difference of target and largest first: for a single id it is 0, and log(1) is 0 too.
-    value = (target - largest) - total.masked_fill(support.lengths == 0, 1).log()
-    return value.masked_fill(~found, -torch.inf)
+def _block(logits: Tensor, rows: Tensor, scale: Tensor, dense: Tensor, vocab_size: int) -> Tensor:
+    """[D, vocab_size], logits of some rows of the support over their temperatures; a copy."""
+    return logits[rows[dense], :vocab_size].to(scale.dtype).div_(scale[dense].unsqueeze(1))
 
 
-def _full(logits: Tensor, targets: Tensor, scale: Tensor) -> Tensor:
-    """[F], the ordinary log-softmax of logits [F, V] at the targets."""
-    scaled = logits.to(scale.dtype) / scale.unsqueeze(1)
-    scaled = scaled - scaled.detach().amax(1, keepdim=True)  # the difference of two large numbers would cost digits
-    inside = (targets >= 0) & (targets < logits.shape[1])
-    target = scaled.gather(1, targets.where(inside, 0).unsqueeze(1)).squeeze(1)
-    return (target - scaled.logsumexp(1)).masked_fill(~inside, -torch.inf)
+def _forward_shapes(
+    logits: Tensor,
+    ids: Tensor,
+    offsets: Tensor,
+    targets: Tensor,
+    scale: Tensor,
+    rows: Tensor,
+    vocab_size: int,
+    full_rows: bool,
+    entropy: bool,
+    kept_mass: bool,
+) -> tuple[Tensor, ...]:
+    count = scale.shape[0]
+    return (
+        scale.new_empty(count),
+        scale.new_empty(count if entropy else 0),
+        scale.new_empty(count if kept_mass else 0),
+        scale.new_empty(ids.shape[0]),
+        scale.new_empty(2, count if full_rows or kept_mass else 0),
+    )
+
+
+def _backward_shapes(
+    of_logprobs: Tensor | None,
+    of_entropies: Tensor | None,
+    of_masses: Tensor | None,
+    logits: Tensor,
+    ids: Tensor,
+    offsets: Tensor,
+    targets: Tensor,
+    scale: Tensor,
+    *rest: Any,
+) -> tuple[Tensor, Tensor]:
+    of_logits = rest[-1]
+    return logits.new_empty(logits.shape if of_logits else (0,)), scale.new_empty(scale.shape)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    logits, *tensors, ctx.vocab_size, ctx.full_rows, ctx.entropy, ctx.kept_mass = inputs
+    if not (ctx.full_rows or ctx.kept_mass):
+        # Only their shape is needed: the logits themselves may be freed, or written over, before the backward.
+        logits = logits.new_empty(()).expand(logits.shape)
+    ctx.save_for_backward(logits, *tensors, *output[1:])
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(
+    ctx: Any, of_logprobs: Tensor | None, of_entropies: Tensor | None, of_masses: Tensor | None, *_state: None
+) -> tuple[Tensor | None, ...]:
+    of_logits, _, _, _, of_scale, *_ = ctx.needs_input_grad
+    in_logits, in_scale = torch.ops.rollgen.support_logprobs_backward(
+        of_logprobs,
+        of_entropies if ctx.entropy else None,
+        of_masses if ctx.kept_mass else None,
+        *ctx.saved_tensors,
+        ctx.vocab_size,
+        ctx.full_rows,
+        of_logits,
+    )
+    return in_logits if of_logits else None, None, None, None, in_scale if of_scale else None, *[None] * 5
+
+
+torch.library.define(
+    "rollgen::support_logprobs",
+    "(Tensor logits, Tensor ids, Tensor offsets, Tensor targets, Tensor scale, Tensor rows, SymInt vocab_size, "
+    "bool full_rows, bool entropy, bool kept_mass) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    tags=torch.Tag.pt2_compliant_tag,
+)
+torch.library.impl("rollgen::support_logprobs", "default", _forward)
+torch.library.register_fake("rollgen::support_logprobs", _forward_shapes)
+torch.library.register_autograd("rollgen::support_logprobs", _differentiate, setup_context=_save)
+
+torch.library.define(
+    "rollgen::support_logprobs_backward",
+    "(Tensor? of_logprobs, Tensor? of_entropies, Tensor? of_masses, Tensor logits, Tensor ids, Tensor offsets, "
+    "Tensor targets, Tensor scale, Tensor rows, Tensor entropies, Tensor masses, Tensor listed, Tensor whole, "
+    "SymInt vocab_size, bool full_rows, bool of_logits) -> (Tensor, Tensor)",
+    tags=torch.Tag.pt2_compliant_tag,
+)
+torch.library.impl("rollgen::support_logprobs_backward", "default", _backward)
+torch.library.register_fake("rollgen::support_logprobs_backward", _backward_shapes)
+torch.library.register_autograd("rollgen::support_logprobs_backward", refuse)

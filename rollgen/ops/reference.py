@@ -1,11 +1,14 @@
-"""Plain dense twin of `logprobs.py`: the definition in a few lines of torch, at [N, V] cost. For tests and readers."""
+"""Plain dense twins of `logprobs.py` and `hidden.py`: the definitions in a few lines of torch, at [N, V] cost.
+
+For tests and readers.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from rollgen.ops.logprobs import check_shapes, temperature_rows
+from rollgen.ops.arguments import SupportLogprobs, accumulation_dtype, check_hidden, check_logits, temperature_rows
 from rollgen.ops.support import Support
 
 
@@ -16,14 +19,44 @@ def support_logprobs(
     temperature: float | Tensor = 1.0,
     *,
     rows: Tensor | None = None,
-) -> Tensor:
+    entropy: bool = False,
+    kept_mass: bool = False,
+) -> Tensor | SupportLogprobs:
     """What `rollgen.ops.support_logprobs` computes, by masking the dense logits."""
-    check_shapes(logits, support, targets, rows)
+    check_logits(logits, support, targets, rows)
     mask = support.to_bool(logits.shape[1])
     scale = temperature_rows(temperature, logits, len(support)).unsqueeze(1)
     scaled = (logits if rows is None else logits[rows]).to(scale.dtype) / scale
-    logprobs = scaled.masked_fill(~mask, -torch.inf).log_softmax(1)
+    masked = scaled.masked_fill(~mask, -torch.inf)
+    logprobs = masked.log_softmax(1)
     inside = (targets >= 0) & (targets < logits.shape[1])
     column = targets.where(inside, 0).unsqueeze(1)
     found = inside & mask.gather(1, column).squeeze(1)
-    return logprobs.gather(1, column).squeeze(1).masked_fill(~found, -torch.inf)
+    values = logprobs.gather(1, column).squeeze(1).masked_fill(~found, -torch.inf)
+    if not (entropy or kept_mass):
+        return values
+    finite = logprobs.masked_fill(logprobs == -torch.inf, 0)
+    entropies = -(logprobs.exp() * finite).sum(1)
+    masses = masked.logsumexp(1) - scaled[:, : support.vocab_size].logsumexp(1)
+    full = support.lengths == 0
+    return SupportLogprobs(values, entropies if entropy else None, masses.masked_fill(full, 0) if kept_mass else None)
+
+
+def support_logprobs_from_hidden(
+    hidden: Tensor,
+    weight: Tensor,
+    support: Support,
+    targets: Tensor,
+    temperature: float | Tensor = 1.0,
+    *,
+    bias: Tensor | None = None,
+    rows: Tensor | None = None,
+    entropy: bool = False,
+) -> Tensor | SupportLogprobs:
+    """What `rollgen.ops.support_logprobs_from_hidden` computes, by way of all the logits."""
+    check_hidden(hidden, weight, bias, support, targets, rows)
+    dtype = accumulation_dtype(hidden)
+    logits = hidden.to(dtype) @ weight.to(dtype).T
+    if bias is not None:
+        logits = logits + bias.to(dtype)
+    return support_logprobs(logits, support, targets, temperature, rows=rows, entropy=entropy)

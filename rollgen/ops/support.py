@@ -1,10 +1,18 @@
 """`Support`: for each of N tokens the vocabulary ids that could be sampled, as CSR tensors on any device.
 
 A mean support holds 8 to 15 ids, so CSR is about 60 bytes a token where a boolean row of a 152k vocabulary is 152 KB:
-keep this form, and ask for a dense one (`to_bool`, `to_bitmask`, `to_padded_ids`) chunk by chunk: `support[0:512]`.
+keep this form, and ask for a dense one chunk by chunk, each written over the last:
 
-Axes: N rows (tokens), nnz ids over all rows, V vocabulary of the logits, K longest row. Nothing here waits for the
-device except where a result's shape depends on its contents, which each docstring says.
+    buffer = torch.empty(4096, V, dtype=torch.bool, device=support.device)
+    for start in range(0, len(support), 4096):
+        part = support[start : start + 4096]
+        mask = part.to_bool(V, out=buffer[: len(part)])
+
+That loop never waits for the device: the offsets, 8 bytes a row, are on the host too, and tell where a slice begins,
+how long its rows are and whether one is full. Two things wait, and only for tensors that live on the device: an index
+tensor, and offsets of which no host copy is given to the constructor.
+
+Axes: N rows (tokens), nnz ids over all rows, V vocabulary of the logits, K longest row.
 """
 
 from __future__ import annotations
@@ -30,11 +38,17 @@ class Support:
     vocab_size: int
     """Of the model that sampled. The logits may be wider (padded): further ids are outside every support."""
     has_full_rows: bool | None = None
-    """Whether any row is not truncated; None: look now. Kept on the host: the usual case never waits for the device."""
+    """Whether any row is not truncated; None: look in the host's offsets."""
+    offsets_host: Tensor = None  # type: ignore[assignment]
+    """The offsets on the CPU: `offsets` itself when that is where they are. None: copied now, which waits."""
 
     def __post_init__(self) -> None:
+        if self.offsets.is_cpu:
+            object.__setattr__(self, "offsets_host", self.offsets)
+        elif self.offsets_host is None:
+            object.__setattr__(self, "offsets_host", self.offsets.cpu())
         if self.has_full_rows is None:
-            object.__setattr__(self, "has_full_rows", bool((self.lengths == 0).any()))
+            object.__setattr__(self, "has_full_rows", bool((self.offsets_host.diff() == 0).any()))
 
     def __len__(self) -> int:
         return self.offsets.numel() - 1
@@ -51,43 +65,48 @@ class Support:
 
     def rows(self) -> Tensor:
         """int64 [nnz], the row of each id."""
-        count = torch.arange(len(self), device=self.device)
-        return torch.repeat_interleave(count, self.lengths, output_size=self.ids.numel())
+        return torch.repeat_interleave(self.lengths, output_size=self.ids.numel())
+
+    def places(self, width: int) -> Tensor:
+        """int64 [nnz], where each id stands in a flattened [N, width]: row * width + id, which overflows an int32."""
+        return self.rows() * width + self.ids
 
     def __getitem__(self, index: slice | Tensor) -> Support:
-        """Some rows, as a slice of step 1 (views, no copy) or an int64 or bool index tensor [M]. Waits for the device.
+        """Some rows, as a slice of step 1 (ids are views) or an int64 or bool index tensor [M].
 
-        Raises UsageError for anything else.
+        A slice never waits for the device, an index tensor does when it lives there. Raises UsageError for anything
+        else.
         """
         if isinstance(index, Tensor) and index.dim() == 1:
-            return self._select(index.nonzero().squeeze(1) if index.dtype == torch.bool else index)
+            return self._select(index.cpu())
         if isinstance(index, slice) and index.step in (None, 1):
             return self._slice(*index.indices(len(self)))
         raise UsageError(f"a Support is indexed by a slice of step 1 or a 1-D tensor, not by {index!r}")
 
     def _slice(self, start: int, stop: int, _step: int) -> Support:
-        offsets = self.offsets[start : max(start, stop) + 1]
-        first, last = (int(edge) for edge in offsets[[0, -1]])
-        return Support(self.ids[first:last], offsets - first, self.vocab_size, self._has_full_rows_in_part())
+        rows = slice(start, max(start, stop) + 1)
+        host = self.offsets_host[rows]
+        first, last = int(host[0]), int(host[-1])
+        return self._part(self.ids[first:last], self.offsets[rows] - first, host - first)
 
     def _select(self, index: Tensor) -> Support:
-        lengths = self.lengths[index]
-        offsets = _offsets_of(lengths)
+        host = _offsets_of(self.offsets_host.diff()[index])
         # Position of each id: where its old row starts, plus its place inside the new row.
-        shift = self.offsets[:-1][index] - offsets[:-1]
-        places = torch.repeat_interleave(shift, lengths)
+        shift = (self.offsets_host[:-1][index] - host[:-1]).to(self.device, non_blocking=True)
+        offsets = host.to(self.device, non_blocking=True)
+        places = torch.repeat_interleave(shift, offsets.diff(), output_size=int(host[-1]))
         places += torch.arange(places.numel(), device=self.device)
-        return Support(self.ids[places], offsets, self.vocab_size, self._has_full_rows_in_part())
+        return self._part(self.ids[places], offsets, host)
 
-    def _has_full_rows_in_part(self) -> bool | None:
-        """For some of the rows: no if there is none at all, else to be looked up."""
-        return None if self.has_full_rows else False
+    def _part(self, ids: Tensor, offsets: Tensor, host: Tensor) -> Support:
+        """Some of the rows: none is full if none was, else the host's offsets tell."""
+        return Support(ids, offsets, self.vocab_size, None if self.has_full_rows else False, host)
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Support:
         """The same support on another device."""
         ids = self.ids.to(device, non_blocking=non_blocking)
-        offsets = self.offsets.to(device, non_blocking=non_blocking)
-        return Support(ids, offsets, self.vocab_size, self.has_full_rows)
+        offsets = self.offsets_host if ids.is_cpu else self.offsets.to(device, non_blocking=non_blocking)
+        return Support(ids, offsets, self.vocab_size, self.has_full_rows, self.offsets_host)
 
     def pin_memory(self) -> Support:
         """A copy in page-locked memory, from which `.to("cuda", non_blocking=True)` overlaps with compute."""
@@ -99,43 +118,65 @@ class Support:
         sizes = {support.vocab_size for support in supports}
         if len(sizes) != 1:
             raise UsageError(f"only supports of one vocabulary can be joined, these have {sorted(sizes) or 'none'}")
-        return Support(
-            torch.cat([support.ids for support in supports]),
-            _offsets_of(torch.cat([support.lengths for support in supports])),
-            sizes.pop(),
-            any(support.has_full_rows for support in supports),
-        )
+        ids = torch.cat([support.ids for support in supports])
+        host = _offsets_of(torch.cat([support.offsets_host.diff() for support in supports]))
+        has_full_rows = any(support.has_full_rows for support in supports)
+        return Support(ids, host.to(ids.device, non_blocking=True), sizes.pop(), has_full_rows, host)
 
-    def to_bool(self, vocab_size: int | None = None) -> Tensor:
-        """bool [N, V], true at the ids of the support. Default V: the model's vocabulary."""
+    def to_bool(self, vocab_size: int | None = None, *, out: Tensor | None = None) -> Tensor:
+        """bool [N, V], true at the ids of the support. Default V: the model's vocabulary.
+
+        `out`, here and below: a contiguous tensor of the result's shape, dtype and device, whose contents are replaced
+        and which is returned. Raises UsageError for one that is not, and for a V below the model's.
+        """
         width = self._width(vocab_size)
-        mask = torch.zeros(len(self), width, dtype=torch.bool, device=self.device)
-        mask[self.rows(), self.ids.long()] = True
+        mask = self._destination(out, width, torch.bool)
         if self.has_full_rows:
-            mask[:, : self.vocab_size] |= self._is_full()
+            mask[:, : self.vocab_size].copy_(self._is_full())
+            mask[:, self.vocab_size :].zero_()
+        else:
+            mask.zero_()
+        mask.view(-1).index_fill_(0, self.places(width), True)
         return mask
 
-    def to_bitmask(self, vocab_size: int | None = None) -> Tensor:
+    def to_bitmask(self, vocab_size: int | None = None, *, out: Tensor | None = None) -> Tensor:
         """uint8 [N, ceil(V / 8)]: id i is bit i % 8 (least significant first) of byte i // 8."""
         width = -(-self._width(vocab_size) // 8)
-        ids = self.ids.long()
-        bits = torch.ones_like(ids) << (ids & 7)
-        mask = torch.zeros(len(self) * width, dtype=torch.uint8, device=self.device)
+        mask = self._destination(out, width, torch.uint8)
+        if self.has_full_rows:
+            torch.mul(self._is_full(), self._full_bits(width), out=mask)
+        else:
+            mask.zero_()
+        bits = torch.ones_like(self.ids, dtype=torch.uint8) << (self.ids & 7)
         # Ids differ inside a row, so adding their bits is or-ing them.
-        mask.index_add_(0, self.rows() * width + (ids >> 3), bits.to(torch.uint8))
-        mask = mask.view(len(self), width)
-        return torch.where(self._is_full(), self._full_bits(width), mask) if self.has_full_rows else mask
+        mask.view(-1).index_add_(0, self.rows() * width + (self.ids >> 3), bits.to(torch.uint8))
+        return mask
 
-    def to_padded_ids(self, fill: int = -1) -> Tensor:
-        """int32 [N, K], each row's ids and then `fill`; K is the longest row. Waits for the device.
+    def to_padded_ids(self, fill: int = -1, *, width: int | None = None, out: Tensor | None = None) -> Tensor:
+        """int32 [N, K], each row's ids and then `fill`. Default K (`width`): the longest row.
 
-        A row that is not truncated is `fill` throughout: its ids are not listed.
+        A row that is not truncated is `fill` throughout: its ids are not listed. Raises UsageError for a width that
+        does not hold the longest row.
         """
-        longest = int(self.lengths.max()) if len(self) else 0
-        padded = torch.full((len(self), longest), fill, dtype=torch.int32, device=self.device)
-        rows = self.rows()
-        padded[rows, torch.arange(rows.numel(), device=self.device) - self.offsets[rows]] = self.ids
+        longest = int(self.offsets_host.diff().max()) if len(self) else 0
+        if width is not None and width < longest:
+            raise UsageError(f"{width} columns cannot hold a row of {longest} ids")
+        columns = longest if width is None else width
+        padded = self._destination(out, columns, torch.int32).fill_(fill)
+        starts = torch.arange(len(self), device=self.device) * columns - self.offsets[:-1]
+        place = starts[self.rows()] + torch.arange(self.ids.numel(), device=self.device)
+        padded.view(-1).index_copy_(0, place, self.ids)
         return padded
+
+    def _destination(self, out: Tensor | None, width: int, dtype: torch.dtype) -> Tensor:
+        """[N, width] to be written to, of any contents."""
+        shape = (len(self), width)
+        if out is None:
+            return torch.empty(shape, dtype=dtype, device=self.device)
+        if out.shape != shape or out.dtype != dtype or out.device != self.device or not out.is_contiguous():
+            got = f"{out.dtype} {list(out.shape)} on {out.device}" + ("" if out.is_contiguous() else ", not contiguous")
+            raise UsageError(f"out must be contiguous {dtype} {list(shape)} on {self.device}, not {got}")
+        return out
 
     def _width(self, vocab_size: int | None) -> int:
         width = self.vocab_size if vocab_size is None else vocab_size

@@ -1,78 +1,31 @@
-"""support_logprobs and its dense twin against a float64 oracle written here, at odd shapes and extreme logits.
+"""support_logprobs and its dense twin against a float64 oracle, at odd shapes and extreme logits.
 
-The oracle goes row by row in numpy, so that it shares no code with either. Tolerances: float32 sums over at most 501
-terms of magnitude <= 30 are good to 1e-5; inputs in bfloat16 and float16 are exact numbers, so they get the same.
+Tolerances: float32 sums over at most 501 terms of magnitude <= 30 are good to 1e-5; inputs in bfloat16 and float16 are
+exact numbers, so they get the same.
 """
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from models.supports import SHAPES, draw, draw_targets, oracle
 from torch import Tensor
 
 from rollgen.errors import UsageError
-from rollgen.ops import Support, reference, support_logprobs
+from rollgen.ops import Support, SupportLogprobs, reference, support_logprobs
 
-Op = Callable[..., Tensor]
+Op = Callable[..., Any]
 both = pytest.mark.parametrize("op", [support_logprobs, reference.support_logprobs], ids=["sparse", "dense"])
 TOLERANCE = 1e-5
 
 
-def draw(lengths: list[int], vocab_size: int, generator: torch.Generator) -> Support:
-    """A support with rows of these lengths; 0 is a full row."""
-    rows = [torch.randperm(vocab_size, generator=generator)[:length].sort().values for length in lengths]
-    ids = torch.cat([torch.empty(0, dtype=torch.int64), *rows])
-    return Support(ids.int(), torch.tensor([0, *lengths]).cumsum(0), vocab_size)
-
-
-def draw_targets(support: Support, generator: torch.Generator) -> Tensor:
-    """One id of each row's support, at random."""
-    weights = support.to_bool().float()
-    return weights.multinomial(1, generator=generator).squeeze(1) if len(support) else torch.empty(0, dtype=torch.int64)
-
-
-def oracle(
-    logits: Tensor, support: Support, targets: Tensor, temperature: list[float]
-) -> tuple[np.ndarray, np.ndarray]:
-    """float64 values [N] and gradient [N, V] of their sum, row by row from the definition."""
-    raw = logits.detach().double().numpy()
-    values, gradient = np.empty(len(support)), np.zeros(raw.shape)
-    for row, scale in enumerate(temperature):
-        start, stop = support.offsets[row : row + 2].tolist()
-        ids = support.ids[start:stop].numpy() if stop > start else np.arange(support.vocab_size)
-        z = raw[row, ids] / scale
-        exp = np.exp(z - z.max())
-        values[row] = raw[row, targets[row]] / scale - z.max() - np.log(exp.sum())
-        gradient[row, ids] = -exp / exp.sum() / scale
-        gradient[row, targets[row]] += 1 / scale
-    return values, gradient
-
-
-@pytest.fixture
-def generator() -> torch.Generator:
-    """A fresh seed each time; pytest shows what is printed when the test fails."""
-    seed = secrets.randbits(32)
-    print(f"seed {seed}")
-    return torch.Generator().manual_seed(seed)
-
-
 @both
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize(
-    ("lengths", "vocab_size", "padding"),
-    [
-        pytest.param([1], 1, 0, id="one id in all"),
-        pytest.param([3, 1, 7, 7, 2], 7, 0, id="up to the vocabulary"),
-        pytest.param([5, 0, 1, 0, 13], 13, 4, id="full rows and a padded vocabulary"),
-        pytest.param([0, 0, 0], 501, 3, id="full rows only"),
-        pytest.param([1] * 17, 33, 0, id="singletons only"),
-        pytest.param([1, 62, 50, 3, 1, 1, 229], 501, 11, id="like a real batch"),
-    ],
-)
+@pytest.mark.parametrize(("lengths", "vocab_size", "padding"), SHAPES)
 def test_values_and_gradient(
     op: Op, dtype: torch.dtype, lengths: list[int], vocab_size: int, padding: int, generator: torch.Generator
 ) -> None:
@@ -84,14 +37,85 @@ def test_values_and_gradient(
 
     values = op(logits, support, targets, temperature)
     values.sum().backward()
-    expected, gradient = oracle(logits, support, targets, temperature.double().tolist())
+    expected = oracle(logits.detach().double().numpy(), support, targets, temperature)
     assert values.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-    np.testing.assert_allclose(values.detach().numpy(), expected, rtol=TOLERANCE, atol=TOLERANCE)
+    np.testing.assert_allclose(values.detach().numpy(), expected.logprobs, rtol=TOLERANCE, atol=TOLERANCE)
     assert logits.grad is not None
     # The gradient is returned in the dtype of the logits: half a unit in its last place, at values up to 2.
-    np.testing.assert_allclose(logits.grad.double().numpy(), gradient, atol=max(TOLERANCE, 2 * torch.finfo(dtype).eps))
+    tolerance = max(TOLERANCE, 2 * torch.finfo(dtype).eps)
+    np.testing.assert_allclose(logits.grad.double().numpy(), expected.gradient, atol=tolerance)
     outside = ~support.to_bool(logits.shape[1])
     assert (logits.grad[outside] == 0).all()
+
+
+@both
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("lengths", "vocab_size", "padding"), SHAPES)
+@pytest.mark.usefixtures("blocks")
+def test_entropy_and_kept_mass(
+    op: Op, dtype: torch.dtype, lengths: list[int], vocab_size: int, padding: int, generator: torch.Generator
+) -> None:
+    """Entropy and log kept mass agree with the oracle, and so does the gradient of all three results together."""
+    support = draw(lengths, vocab_size, generator)
+    targets = draw_targets(support, generator)
+    logits = (3 * torch.randn(len(lengths), vocab_size + padding, generator=generator)).to(dtype).requires_grad_()
+    temperature = torch.rand(len(lengths), generator=generator) + 0.5
+
+    results = op(logits, support, targets, temperature, entropy=True, kept_mass=True)
+    weights = (1.0, 0.5, -2.0)
+    sum(weight * result.sum() for weight, result in zip(weights, results, strict=True)).backward()
+    expected = oracle(logits.detach().double().numpy(), support, targets, temperature, weights)
+    for value, right in zip(results, expected, strict=False):
+        np.testing.assert_allclose(value.detach().numpy(), right, rtol=TOLERANCE, atol=TOLERANCE)
+    assert logits.grad is not None
+    # Values up to 6: each is rounded once, so to half a unit in its last place.
+    tolerance = max(TOLERANCE, 3 * torch.finfo(dtype).eps)
+    np.testing.assert_allclose(logits.grad.double().numpy(), expected.gradient, atol=tolerance)
+    assert (results.log_kept_mass[support.lengths == 0] == 0).all()
+    assert (results.entropy[support.lengths == 1] == 0).all()
+
+
+def test_kept_mass_is_at_most_one(generator: torch.Generator) -> None:
+    """A support of every id keeps all mass: log 1 = 0 but for rounding, and never above it."""
+    support = draw([300] * 64, 300, generator)
+    logits = torch.randn(64, 300, generator=generator)
+    masses = support_logprobs(logits, support, draw_targets(support, generator), kept_mass=True).log_kept_mass
+    assert masses is not None
+    assert (masses <= 0).all()
+    assert (masses > -TOLERANCE).all()
+
+
+@both
+def test_only_what_is_asked_for(op: Op, generator: torch.Generator) -> None:
+    """A tensor without flags; with one, a named tuple with None for what was not asked."""
+    support = draw([2, 3], 4, generator)
+    arguments = torch.randn(2, 4, generator=generator), support, draw_targets(support, generator)
+    logprobs, entropy, log_kept_mass = op(*arguments, entropy=True, kept_mass=True)
+    assert torch.equal(op(*arguments), logprobs)
+    one, other = op(*arguments, entropy=True), op(*arguments, kept_mass=True)
+    assert isinstance(one, SupportLogprobs)
+    assert torch.equal(one.entropy, entropy)
+    assert one.log_kept_mass is None
+    assert torch.equal(other.log_kept_mass, log_kept_mass)
+    assert other.entropy is None
+
+
+@both
+@pytest.mark.parametrize("lengths", [[3], [0]], ids=["truncated", "full row"])
+def test_minus_infinity_inside(op: Op, lengths: list[int], generator: torch.Generator) -> None:
+    """An id of the support with logit -inf has no mass: all is as if it were not listed, and no gradient is NaN."""
+    support = draw(lengths, 3, generator)
+    logits = torch.tensor([[0.0, -torch.inf, 1.0]], requires_grad=True)
+    temperature = torch.tensor([2.0], requires_grad=True)
+    results = op(logits, support, torch.tensor([2]), temperature, entropy=True, kept_mass=True)
+    sum(result.sum() for result in results).backward()
+    # sigmoid(1 / 2) = 0.62246: log 0.62246 = -0.47408, -(p log p + q log q) = 0.66284
+    assert results.logprobs.item() == pytest.approx(-0.474077, abs=1e-5)
+    assert results.entropy.item() == pytest.approx(0.662843, abs=1e-5)
+    assert results.log_kept_mass.item() == 0
+    assert logits.grad is not None
+    assert logits.grad[0, 1] == 0
+    assert logits.grad.isfinite().all()
 
 
 @both
@@ -168,13 +192,41 @@ def test_target_outside_the_support(op: Op, first_row: list[int], target: int) -
 
 @both
 @pytest.mark.parametrize("full", [False, True], ids=["truncated", "with full rows"])
-def test_gradcheck(op: Op, full: bool, generator: torch.Generator) -> None:
+@pytest.mark.parametrize("result", [0, 1, 2], ids=["logprobs", "entropy", "log kept mass"])
+def test_gradcheck(op: Op, full: bool, result: int, generator: torch.Generator) -> None:
     """The gradient in the logits and in the temperature is that of finite differences, in float64."""
     support = draw([3, 0 if full else 2, 5, 1], 6, generator)
     targets = draw_targets(support, generator)
     logits = torch.randn(4, 8, dtype=torch.float64, generator=generator, requires_grad=True)
     temperature = torch.rand(4, dtype=torch.float64, generator=generator).add(0.5).requires_grad_()
-    assert torch.autograd.gradcheck(lambda z, t: op(z, support, targets, t), (logits, temperature))
+
+    def run(logits: Tensor, temperature: Tensor) -> Tensor:
+        return op(logits, support, targets, temperature, entropy=True, kept_mass=True)[result]
+
+    assert torch.autograd.gradcheck(run, (logits, temperature))
+
+
+def test_differentiating_twice_is_refused(generator: torch.Generator) -> None:
+    """The gradient has no gradient: an error, not zeros."""
+    support = draw([3], 5, generator)
+    logits = torch.randn(1, 5, generator=generator, requires_grad=True)
+    values = support_logprobs(logits, support, draw_targets(support, generator))
+    (gradient,) = torch.autograd.grad(values.sum(), logits, create_graph=True)
+    with pytest.raises(UsageError, match="differentiated twice"):
+        gradient.sum().backward()
+
+
+def test_logits_are_not_kept(generator: torch.Generator) -> None:
+    """Where only listed logits are read, all of them may be written over before the backward."""
+    support = draw([3, 1], 5, generator)
+    leaf = torch.randn(2, 5, generator=generator, requires_grad=True)
+    arguments = support, draw_targets(support, generator)
+    (expected,) = torch.autograd.grad(support_logprobs(leaf, *arguments).sum(), leaf)
+    logits = leaf.clone()
+    values = support_logprobs(logits, *arguments)
+    logits.detach().zero_()
+    (gradient,) = torch.autograd.grad(values.sum(), leaf)
+    assert torch.equal(gradient, expected)
 
 
 @both
@@ -190,16 +242,6 @@ def test_rows_pick_logits_without_a_copy(op: Op, generator: torch.Generator) -> 
     (one,) = torch.autograd.grad(values.sum(), logits)
     (other,) = torch.autograd.grad(expected.sum(), logits)
     torch.testing.assert_close(one, other)
-
-
-@both
-def test_no_rows(op: Op) -> None:
-    """No rows in, no values out, and a gradient of zeros."""
-    support = Support(torch.empty(0, dtype=torch.int32), torch.zeros(1, dtype=torch.int64), 5)
-    logits = torch.randn(0, 5, requires_grad=True)
-    values = op(logits, support, torch.empty(0, dtype=torch.int64))
-    values.sum().backward()
-    assert values.shape == (0,)
 
 
 @both

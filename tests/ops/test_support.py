@@ -1,11 +1,19 @@
-"""Support: every dense form, every way of picking rows, against rows written out by hand."""
+"""Support: every dense form, every way of picking rows, against rows written out by hand.
+
+What must not wait for a CUDA device runs on the meta device here: it has no values, so that a look at one fails.
+"""
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Callable
 from itertools import pairwise
+from typing import NamedTuple
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rollgen.errors import UsageError
 from rollgen.ops import Support
@@ -13,6 +21,7 @@ from rollgen.ops import Support
 # Vocabulary of 10: ids 0 and 9 are the edges, row 2 is not truncated, row 3 crosses the byte border of a bitmask.
 ROWS = [[3], [0, 9], [], [7, 8]]
 VOCAB_SIZE = 10
+NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
 def make(rows: list[list[int]], vocab_size: int = VOCAB_SIZE) -> Support:
@@ -23,6 +32,69 @@ def make(rows: list[list[int]], vocab_size: int = VOCAB_SIZE) -> Support:
 def listed(support: Support) -> list[list[int]]:
     edges = support.offsets.tolist()
     return [support.ids[start:stop].tolist() for start, stop in pairwise(edges)]
+
+
+class Case(NamedTuple):
+    """A support, a width of the logits, a width of padded ids and a number of rows to take at a time."""
+
+    rows: list[list[int]]
+    vocab_size: int
+    width: int
+    columns: int
+    chunk: int
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    vocab_size = draw(st.integers(1, 40))
+    rows = draw(st.lists(st.sets(st.integers(0, vocab_size - 1), max_size=12).map(sorted), max_size=12))
+    longest = max(map(len, rows), default=0)
+    width = vocab_size + draw(st.integers(0, 24))
+    return Case(rows, vocab_size, width, longest + draw(st.integers(0, 3)), draw(st.integers(1, 6)))
+
+
+def bool_rows(case: Case) -> list[list[bool]]:
+    return [[i in row if row else i < case.vocab_size for i in range(case.width)] for row in case.rows]
+
+
+def bitmask_rows(case: Case) -> list[list[int]]:
+    packed = [[0] * ((case.width + 7) // 8) for _ in case.rows]
+    for row, bits in zip(bool_rows(case), packed, strict=True):
+        for i, allowed in enumerate(row):
+            bits[i // 8] |= allowed << i % 8
+    return packed
+
+
+def padded_rows(case: Case) -> list[list[int]]:
+    return [row + [-1] * (case.columns - len(row)) for row in case.rows]
+
+
+Dense = Callable[[Support, Case, torch.Tensor | None], torch.Tensor]
+FORMS: dict[str, tuple[Dense, Callable[[Case], list[list[int]] | list[list[bool]]]]] = {
+    "bool": (lambda support, case, out: support.to_bool(case.width, out=out), bool_rows),
+    "bitmask": (lambda support, case, out: support.to_bitmask(case.width, out=out), bitmask_rows),
+    "padded ids": (lambda support, case, out: support.to_padded_ids(width=case.columns, out=out), padded_rows),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@given(case=cases())
+@settings(max_examples=80, deadline=None)
+def test_dense_forms(form: str, case: Case) -> None:
+    """Whole, into a buffer full of garbage, and chunk by chunk into the same buffer: what a plain loop makes."""
+    dense, expect = FORMS[form]
+    support = make(case.rows, case.vocab_size)
+    whole = dense(support, case, None)
+    assert whole.tolist() == expect(case)
+
+    buffer = torch.full_like(whole, 1)  # of 1s: true, bit 0, id 1
+    assert dense(support, case, buffer) is buffer
+    assert torch.equal(buffer, whole)
+
+    for start in range(0, len(support), case.chunk):
+        part = support[start : start + case.chunk]
+        chunk = dense(part, case, buffer[: len(part)])
+        assert torch.equal(chunk, whole[start : start + case.chunk])
 
 
 def test_length_and_lengths() -> None:
@@ -68,6 +140,36 @@ def test_to_padded_ids() -> None:
     padded = make(ROWS).to_padded_ids(-7)
     assert padded.dtype == torch.int32
     assert padded.tolist() == [[3, -7], [0, 9], [-7, -7], [7, 8]]
+
+
+def test_padded_ids_narrower_than_a_row_are_refused() -> None:
+    """Nothing is cut off in silence."""
+    with pytest.raises(UsageError, match="1 columns cannot hold a row of 2 ids"):
+        make(ROWS).to_padded_ids(width=1)
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        pytest.param(torch.empty(3, 10, dtype=torch.bool), r"\[3, 10\]", id="rows"),
+        pytest.param(torch.empty(4, 11, dtype=torch.bool), r"\[4, 11\]", id="columns"),
+        pytest.param(torch.empty(40, dtype=torch.bool), r"\[40\]", id="flat"),
+        pytest.param(torch.empty(4, 10, dtype=torch.uint8), "torch.uint8", id="dtype"),
+        pytest.param(torch.empty(4, 12, dtype=torch.bool)[:, :10], "not contiguous$", id="columns of a wider one"),
+        pytest.param(torch.empty(4, 10, dtype=torch.bool, device="meta"), "on meta$", id="device"),
+    ],
+)
+def test_another_out_is_refused(out: torch.Tensor, message: str) -> None:
+    """A result is never resized, cast, or written through a copy that the caller would not see."""
+    with pytest.raises(UsageError, match=message):
+        make(ROWS).to_bool(out=out)
+
+
+def test_places_beyond_an_int32() -> None:
+    """Row 2 of a matrix 2^31 wide begins at 2^32; 16,384 rows of 152k ids are beyond 2^31 elements already."""
+    places = make([[3], [0, 9], [7]]).places(2**31)
+    assert places.dtype == torch.int64
+    assert places.tolist() == [3, 2**31, 2**31 + 9, 2**32 + 7]
 
 
 @pytest.mark.parametrize(
@@ -132,9 +234,85 @@ def test_no_rows() -> None:
 
 
 def test_to_device() -> None:
-    """`to` moves both tensors; the meta device stands for any other, and would fail on a hidden look at values."""
-    moved = make(ROWS).to("meta")
+    """`to` moves both tensors, and the offsets stay on the host beside them."""
+    support = make(ROWS)
+    moved = support.to("meta", non_blocking=True)
     assert moved.device.type == moved.offsets.device.type == "meta"
     assert moved.has_full_rows is True
-    assert moved.to_bool().shape == (4, 10)
-    assert moved.to_bitmask().shape == (4, 2)
+    assert moved.offsets_host is support.offsets
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_chunks_on_a_device_wait_for_nothing(form: str) -> None:
+    """The loop of a training step, and of its parts each knows from the host alone whether it has full rows."""
+    dense, _ = FORMS[form]
+    moved = make(ROWS).to("meta")
+    case = Case(ROWS, VOCAB_SIZE, width=13, columns=2, chunk=2)
+    buffer = torch.empty_like(dense(moved, case, None))
+    parts = [moved[start : start + case.chunk] for start in range(0, len(moved), case.chunk)]
+    assert [part.has_full_rows for part in parts] == [False, True]
+    assert [dense(part, case, buffer[: len(part)]).shape for part in parts] == [buffer[:2].shape] * 2
+
+
+def test_rows_are_joined_and_picked_on_a_device_without_a_wait() -> None:
+    """Lengths come from the host's offsets; an index on the host needs nothing from the device."""
+    moved = make(ROWS).to("meta")
+    assert Support.cat([moved, moved]).offsets_host.tolist() == [0, 1, 3, 3, 5, 6, 8, 8, 10]
+    picked = moved[torch.tensor([3, 0])]
+    assert picked.offsets_host.tolist() == [0, 2, 3]
+    assert picked.ids.shape == (3,)
+    assert picked.to_padded_ids().shape == (2, 2)
+
+
+def test_pickled_once() -> None:
+    """What a DataLoader worker sends holds the offsets once, and still knows them to be the host's."""
+    back = pickle.loads(pickle.dumps(make(ROWS)))
+    assert listed(back) == ROWS
+    assert back.offsets_host is back.offsets
+
+
+def test_traced_whole() -> None:
+    """torch.compile takes a Support as an argument and traces its dense forms without a break."""
+    dense = torch.compile(lambda support: (support.to_bool(), support.to_bitmask()), backend="eager", fullgraph=True)
+    for rows in (ROWS, ROWS[:2]):
+        mask, bits = dense(make(rows))
+        assert torch.equal(mask, make(rows).to_bool())
+        assert torch.equal(bits, make(rows).to_bitmask())
+
+
+@pytest.mark.gpu
+@NEEDS_CUDA
+@pytest.mark.parametrize("rows", [ROWS, ROWS[:2]], ids=["a full row", "no full row"])
+def test_no_wait_for_cuda(rows: list[list[int]]) -> None:
+    """From pinned memory to dense chunks, with every synchronisation an error; then the values."""
+    pinned, width = make(rows).pin_memory(), 13
+    buffers = [torch.empty(2, width, dtype=torch.bool, device="cuda") for _ in range(2)]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        moved = pinned.to("cuda", non_blocking=True)
+        parts = [moved[start : start + 2] for start in range(0, len(moved), 2)]
+        masks = [part.to_bool(width, out=buffer) for part, buffer in zip(parts, buffers, strict=False)]
+        bits = [part.to_bitmask(width) for part in parts]
+        ids = [part.to_padded_ids(width=2) for part in parts]
+        picked = moved[torch.tensor([1, 0])].to_padded_ids()
+        joined = Support.cat(parts).to_padded_ids()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    whole = make(rows)
+    assert torch.equal(torch.cat(masks).cpu(), whole.to_bool(width))
+    assert torch.equal(torch.cat(bits).cpu(), whole.to_bitmask(width))
+    assert torch.equal(torch.cat(ids).cpu(), whole.to_padded_ids())
+    assert torch.equal(joined.cpu(), whole.to_padded_ids())
+    assert picked.cpu().tolist() == [[0, 9], [3, -1]]
+
+
+@pytest.mark.gpu
+@NEEDS_CUDA
+def test_more_than_an_int32_of_elements() -> None:
+    """2.2 GB of booleans in 16 rows: the ids of the last row lie beyond place 2^31."""
+    width = 2**27 + 2**23
+    support = make([[width - 1 - row] for row in range(16)], width).to("cuda")
+    mask = support.to_bool()
+    assert mask.numel() > 2**31
+    assert mask.sum().item() == 16
+    assert [mask[row, width - 1 - row].item() for row in (0, 15)] == [True, True]
