@@ -4,7 +4,8 @@ Importing it loads nothing heavy; public names are loaded when first used.
 
     generate, RunConfig                              prompts to a dataset, with vLLM
     RolloutWriter                                    a dataset from a generation loop of your own
-    RolloutDataset, collate, Rollout, RolloutBatch   the loader (torch)
+    RolloutStream, RolloutBatch                      batches for training, sharded and resumable (torch)
+    RolloutDataset, Rollout, collate                 any sample by number (torch)
     ops                                              log-probabilities on the support (torch)
     RollgenError                                     base of all errors
 """
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from rollgen.config import RunConfig
     from rollgen.loader.batch import Rollout, RolloutBatch, collate
     from rollgen.loader.dataset import RolloutDataset
+    from rollgen.loader.stream import RolloutStream
     from rollgen.rollout_writer import RolloutWriter
 
 if "_ROLLGEN_ENGINE_PARENT" in os.environ and "--multiprocessing-fork" in sys.orig_argv:  # an engine's process
@@ -35,6 +37,7 @@ __all__ = [
     "Rollout",
     "RolloutBatch",
     "RolloutDataset",
+    "RolloutStream",
     "RolloutWriter",
     "RunConfig",
     "__version__",
@@ -47,6 +50,7 @@ _HOME = {
     "Rollout": "rollgen.loader.batch",
     "RolloutBatch": "rollgen.loader.batch",
     "RolloutDataset": "rollgen.loader.dataset",
+    "RolloutStream": "rollgen.loader.stream",
     "RolloutWriter": "rollgen.rollout_writer",
     "RunConfig": "rollgen.config",
     "collate": "rollgen.loader.batch",

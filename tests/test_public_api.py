@@ -21,8 +21,8 @@ def test_all_is_what_is_public() -> None:
     for name in rollgen.__all__:
         assert getattr(rollgen, name) is not None
     assert set(rollgen.__all__) == {
-        *("RollgenError", "Rollout", "RolloutBatch", "RolloutDataset", "RolloutWriter", "RunConfig", "__version__"),
-        *("collate", "generate", "ops"),
+        *("RollgenError", "Rollout", "RolloutBatch", "RolloutDataset", "RolloutStream", "RolloutWriter", "RunConfig"),
+        *("__version__", "collate", "generate", "ops"),
     }
 
 

@@ -50,15 +50,17 @@ def check_pages(file: BinaryIO, metadata: Any, row_group: int, columns: Collecti
     that it cannot parse, where decoding the same chunk raises. Raises ValueError, naming the column, for a page without
     checksum or with a header that contradicts the footer.
     """
+    schema, chunks = metadata.schema, metadata.row_group(row_group)
     for leaf in range(metadata.num_columns):
-        if metadata.schema.column(leaf).path.partition(".")[0] in columns:
-            _check_chunk(file, metadata.row_group(row_group).column(leaf))
+        if schema.column(leaf).path.partition(".")[0] in columns:
+            _check_chunk(file, chunks.column(leaf))
 
 
 def _check_chunk(file: BinaryIO, chunk: Any) -> None:
     # A chunk without dictionary says None, or 0 when another writer made it.
     position = chunk.dictionary_page_offset or chunk.data_page_offset
     end = position + chunk.total_compressed_size
+    encodings = chunk.encodings
     values, start, window = 0, position, b""
     while position < end:
         if position + _HEADER_BYTES > start + len(window) < end:
@@ -68,7 +70,7 @@ def _check_chunk(file: BinaryIO, chunk: Any) -> None:
             raise ValueError(f"{chunk.path_in_schema}: damaged page header at byte {position}")
         if not page.has_checksum:
             raise ValueError(f"{chunk.path_in_schema}: the page at byte {position} carries no checksum")
-        if page.encoding not in chunk.encodings:
+        if page.encoding not in encodings:
             raise ValueError(f"{chunk.path_in_schema}: the page header at byte {position} contradicts the footer")
         values += page.values
         position += page.bytes

@@ -1,7 +1,9 @@
 """`Rollout`, one sample as tensors, and `RolloutBatch`, B of them ready for a training step.
 
-Axes: P prompt tokens, T generated tokens, L = longest P + T of the batch, B rollouts, N generated tokens of the batch,
-nnz support ids, V vocabulary of the logits. Everything about a generated token stands at that token's own place in
+Axes: P prompt tokens, T generated tokens, B rollouts, N generated tokens of the batch, nnz support ids, V vocabulary of
+the logits. Token tensors are [R, L]: *padded*, a row for each rollout (R = B, L the longest P + T), padding on the
+right; or *packed*, all rollouts one after the other in a single row (R = 1, L the sum of P + T), for attention that
+takes `cu_seqlens` or `position_ids`. Everything about a generated token stands at that token's own place in
 `input_ids`; the logits that predicted it stand one place before, and the methods that take logits do that shift.
 """
 
@@ -9,13 +11,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final, Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from rollgen.errors import UsageError
-from rollgen.ops import Support, support_logprobs
+from rollgen.format.ragged import Ragged
+from rollgen.loader.samples import Samples, offsets_of
+from rollgen.loader.schedule import Cursor
+from rollgen.ops import Support, support_logprobs, support_logprobs_from_hidden
+
+if TYPE_CHECKING:
+    from rollgen.rollouts import Int64Array
+
+Layout = Literal["padded", "packed"]
+
+BATCH_SCALARS: Final = (
+    "prompt_id",
+    "sample_index",
+    "generation",
+    "prompt_index",
+    "temperature",
+    "finish_reason",
+    "text",
+    "metadata",
+)
+"""Columns of one value a row that a batch has."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,27 +81,39 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RolloutBatch:
-    """B rollouts, prompts and responses joined and padded on the right."""
+    """B rollouts, prompts and responses joined, padded or packed."""
 
     prompt_id: list[str]
     sample_index: Tensor
     """int64 [B]"""
     generation: Tensor
     """int64 [B]"""
+    prompt_index: Tensor
+    """int64 [B]"""
+    dataset_index: Tensor
+    """int64 [B], which of a stream's datasets: (dataset_index, prompt_index) is the group of a rollout."""
     input_ids: Tensor
-    """int64 [B, L]"""
+    """int64 [R, L]"""
     attention_mask: Tensor
-    """bool [B, L], false on padding."""
+    """bool [R, L], false on padding."""
+    position_ids: Tensor
+    """int64 [R, L], place of each token in its rollout."""
+    cu_seqlens: Tensor
+    """int32 [B + 1], running sum of the rollouts' lengths P + T from 0: of a packed batch, where each starts."""
+    max_length: int
+    """Longest P + T."""
     response_mask: Tensor
-    """bool [B, L], true on generated tokens."""
+    """bool [R, L], true on generated tokens."""
     logprobs: Tensor
-    """float32 [B, L], log pi_old, 0 outside the response."""
+    """float32 [R, L], log pi_old, 0 outside the response."""
     temperature: Tensor
     """float32 [B]"""
     support: Support
     """N rows: one a generated token, in row-major order of `response_mask`, at the token's own place."""
     response_places: Tensor
-    """int64 [N], the flat places (b * L + t) of generated tokens: `response_mask` without a wait for the device."""
+    """int64 [N], the flat places (r * L + t) of generated tokens: `response_mask` without a wait for the device."""
+    response_rollouts: Tensor
+    """int64 [N], the rollout (below B) of each generated token: `advantages[batch.response_rollouts]`."""
     vocab_size: int
     """Of the model that sampled; support ids lie below it."""
     finish_reason: list[str]
@@ -86,6 +122,10 @@ class RolloutBatch:
     """JSON object texts: what a reward function needs."""
     stored_support_logprobs: Tensor | None = None
     """float32 [nnz], parallel to `support.ids`; None when the dataset does not store them."""
+    cursor: Cursor | None = None
+    """Of a stream: for `state_dict`."""
+    lost: int = 0
+    """Rollouts of this batch that damage took, in a stream that was told to skip them."""
 
     def __len__(self) -> int:
         return len(self.prompt_id)
@@ -103,64 +143,163 @@ class RolloutBatch:
         return replace(self, **{name: move(part) for name, part in parts.items() if isinstance(part, Tensor | Support)})
 
     def support_logprobs(self, logits: Tensor) -> Tensor:
-        """log pi_theta of the generated tokens, float32 [B, L], 0 outside the response.
+        """log pi_theta of the generated tokens, float32 [R, L], 0 outside the response.
 
-        `logits` [B, L, V] are the model's raw output for `input_ids`, contiguous: those at t - 1 predict the token at
+        `logits` [R, L, V] are the model's raw output for `input_ids`, contiguous: those at t - 1 predict the token at
         t, and each is divided by its rollout's temperature. Raises UsageError when they do not fit the batch.
         """
-        if logits.dim() != 3 or logits.shape[:2] != self.input_ids.shape:
-            raise UsageError(f"logits are {list(logits.shape)}, input_ids {list(self.input_ids.shape)}")
-        values = support_logprobs(
-            logits.flatten(0, 1),
-            self.support,
-            self.input_ids.flatten()[self.response_places],
-            self.temperature[self.response_places // self.input_ids.shape[1]],
-            rows=self.response_places - 1,
+        places = self._predictors("logits", logits)
+        return self._spread(
+            support_logprobs(
+                logits.flatten(0, 1), self.support, self._targets(), self.response_temperature(), rows=places
+            )
         )
+
+    def support_logprobs_from_hidden(self, hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """What `support_logprobs` gives for the logits `hidden @ weight.T + bias`, which are never made.
+
+        `hidden` [R, L, H] are the model's last hidden states for `input_ids`, `weight` [V, H] that of its `lm_head`.
+        """
+        places = self._predictors("hidden", hidden)
+        return self._spread(
+            support_logprobs_from_hidden(
+                hidden.flatten(0, 1),
+                weight,
+                self.support,
+                self._targets(),
+                self.response_temperature(),
+                bias=bias,
+                rows=places,
+            )
+        )
+
+    def response_temperature(self) -> Tensor:
+        """float32 [N], the temperature of each generated token."""
+        return self.temperature[self.response_rollouts]
+
+    def _targets(self) -> Tensor:
+        return self.input_ids.flatten()[self.response_places]
+
+    def _predictors(self, name: str, outputs: Tensor) -> Tensor:
+        """int64 [N], the flat places whose outputs predict the generated tokens: each has a token before it."""
+        if outputs.dim() != 3 or outputs.shape[:2] != self.input_ids.shape:
+            raise UsageError(f"{name} are {list(outputs.shape)}, input_ids {list(self.input_ids.shape)}")
+        return self.response_places - 1
+
+    def _spread(self, values: Tensor) -> Tensor:
         result = values.new_zeros(self.input_ids.numel()).index_copy(0, self.response_places, values)
         return result.view(self.input_ids.shape)
 
 
-def collate(rollouts: Sequence[Rollout], *, pad_id: int = 0) -> RolloutBatch:
+def collate(rollouts: Sequence[Rollout], *, layout: Layout = "padded", pad_id: int = 0) -> RolloutBatch:
     """Join rollouts into a batch, each with a prompt of one token or more: something predicted the first token.
 
     Raises UsageError for none, for an empty prompt, or for rollouts of different vocabularies.
     """
-    for rollout in rollouts:
-        if rollout.prompt_ids.numel() == 0:
-            raise UsageError(f"{rollout.prompt_id!r}: the prompt is empty: no logits predict the first token")
-    support = Support.cat([rollout.support for rollout in rollouts])
-    prompt_lengths = torch.tensor([rollout.prompt_ids.numel() for rollout in rollouts]).unsqueeze(1)
-    response_lengths = torch.tensor([rollout.token_ids.numel() for rollout in rollouts]).unsqueeze(1)
-    lengths = prompt_lengths + response_lengths
-    place = torch.arange(int(lengths.max())).unsqueeze(0)
-    attention_mask = place < lengths
-    response_mask = attention_mask & (place >= prompt_lengths)
+    sizes = {rollout.support.vocab_size for rollout in rollouts}
+    if len(sizes) != 1:
+        raise UsageError(f"only rollouts of one vocabulary can be joined, these have {sorted(sizes) or 'none'}")
+    stored = [rollout.stored_support_logprobs for rollout in rollouts if rollout.stored_support_logprobs is not None]
+    supports = [rollout.support for rollout in rollouts]
+    samples = Samples(
+        prompt_ids=_joined([rollout.prompt_ids for rollout in rollouts]),
+        token_ids=_joined([rollout.token_ids for rollout in rollouts]),
+        logprobs=_joined([rollout.logprobs for rollout in rollouts]).values,
+        mask_ids=_joined([support.ids for support in supports]).values,
+        mask_lengths=_joined([support.lengths for support in supports]).values.astype(np.int32),
+        mask_offsets=_joined([support.ids for support in supports]).offsets,
+        support_logprobs=_joined(stored).values if len(stored) == len(rollouts) else None,
+        scalars={name: _scalars([getattr(rollout, name) for rollout in rollouts]) for name in BATCH_SCALARS},
+        vocab_size=sizes.pop(),
+    )
+    return assemble(samples, layout=layout, pad_id=pad_id)
 
-    input_ids = torch.full(attention_mask.shape, pad_id, dtype=torch.int64)
-    input_ids[attention_mask] = torch.cat([part for r in rollouts for part in (r.prompt_ids, r.token_ids)])
-    logprobs = torch.zeros(attention_mask.shape, dtype=torch.float32)
-    logprobs[response_mask] = torch.cat([rollout.logprobs for rollout in rollouts])
+
+def assemble(
+    samples: Samples,
+    *,
+    layout: Layout = "padded",
+    pad_id: int = 0,
+    dataset_index: npt.NDArray[Any] | None = None,
+    cursor: Cursor | None = None,
+    lost: int = 0,
+) -> RolloutBatch:
+    """Samples as a batch. Raises UsageError for an empty prompt."""
+    prompt_lengths, response_lengths = np.diff(samples.prompt_ids.offsets), np.diff(samples.token_ids.offsets)
+    if (prompt_lengths == 0).any():
+        prompt_id = samples.scalars["prompt_id"][int(prompt_lengths.argmin())]
+        raise UsageError(f"{prompt_id!r}: the prompt is empty: no logits predict the first token")
+    lengths = prompt_lengths + response_lengths
+    longest = int(lengths.max(initial=0))
+    cu_seqlens = offsets_of(lengths)
+    if layout == "padded":
+        shape, starts = (len(samples), longest), np.arange(len(samples)) * longest
+        attention_mask = np.arange(longest) < lengths[:, None]
+        position_ids = np.broadcast_to(np.arange(longest), shape).copy()
+    else:
+        shape, starts = (1, int(cu_seqlens[-1])), cu_seqlens[:-1]
+        attention_mask = np.ones(shape, np.bool_)
+        position_ids = _places(cu_seqlens, np.zeros_like(starts)).reshape(shape)
+    response_places = _places(samples.token_ids.offsets, starts + prompt_lengths)
+    size = shape[0] * shape[1]
+    input_ids = np.full(size, pad_id, np.int64)
+    input_ids[_places(samples.prompt_ids.offsets, starts)] = samples.prompt_ids.values
+    input_ids[response_places] = samples.token_ids.values
+    logprobs = np.zeros(size, np.float32)
+    logprobs[response_places] = samples.logprobs
+    response_mask = np.zeros(size, np.bool_)
+    response_mask[response_places] = True
     return RolloutBatch(
-        prompt_id=[rollout.prompt_id for rollout in rollouts],
-        sample_index=torch.tensor([rollout.sample_index for rollout in rollouts]),
-        generation=torch.tensor([rollout.generation for rollout in rollouts]),
-        input_ids=input_ids,
-        attention_mask=attention_mask,
-        response_mask=response_mask,
-        logprobs=logprobs,
-        temperature=torch.tensor([rollout.temperature for rollout in rollouts], dtype=torch.float32),
-        support=support,
-        response_places=response_mask.flatten().nonzero().squeeze(1),
-        vocab_size=support.vocab_size,
-        finish_reason=[rollout.finish_reason for rollout in rollouts],
-        text=[rollout.text for rollout in rollouts],
-        metadata=[rollout.metadata for rollout in rollouts],
-        stored_support_logprobs=_joined([rollout.stored_support_logprobs for rollout in rollouts]),
+        prompt_id=samples.scalars["prompt_id"].tolist(),
+        sample_index=_int64(samples.scalars["sample_index"]),
+        generation=_int64(samples.scalars["generation"]),
+        prompt_index=_int64(samples.scalars["prompt_index"]),
+        dataset_index=_int64(np.zeros(len(samples)) if dataset_index is None else dataset_index),
+        input_ids=torch.from_numpy(input_ids).view(shape),
+        attention_mask=torch.from_numpy(attention_mask),
+        position_ids=torch.from_numpy(position_ids),
+        cu_seqlens=torch.from_numpy(cu_seqlens.astype(np.int32)),
+        max_length=longest,
+        response_mask=torch.from_numpy(response_mask).view(shape),
+        logprobs=torch.from_numpy(logprobs).view(shape),
+        temperature=torch.from_numpy(samples.scalars["temperature"].astype(np.float32)),
+        support=Support(
+            torch.from_numpy(samples.mask_ids),
+            torch.from_numpy(offsets_of(samples.mask_lengths)),
+            samples.vocab_size,
+            bool((samples.mask_lengths == 0).any()),
+        ),
+        response_places=torch.from_numpy(response_places),
+        response_rollouts=torch.from_numpy(np.repeat(np.arange(len(samples)), response_lengths)),
+        vocab_size=samples.vocab_size,
+        finish_reason=samples.scalars["finish_reason"].tolist(),
+        text=samples.scalars["text"].tolist(),
+        metadata=samples.scalars["metadata"].tolist(),
+        stored_support_logprobs=_optional(samples.support_logprobs),
+        cursor=cursor,
+        lost=lost,
     )
 
 
-def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
-    """All parts, or None when any rollout has none."""
-    present = [part for part in parts if part is not None]
-    return torch.cat(present) if len(present) == len(parts) else None
+def _places(offsets: Int64Array, starts: Int64Array) -> Int64Array:
+    """Where the values of rows go that begin at `starts`: one place after the other, for each row."""
+    places = np.arange(offsets[-1])
+    places += np.repeat(starts - offsets[:-1], np.diff(offsets))
+    return places
+
+
+def _joined(parts: Sequence[Tensor]) -> Ragged:
+    return Ragged(torch.cat(list(parts)).numpy(), offsets_of(np.array([part.numel() for part in parts])))
+
+
+def _scalars(values: Sequence[Any]) -> npt.NDArray[Any]:
+    """Numbers as numbers; texts as objects, None among them or not."""
+    return np.array(values, None if isinstance(values[0], int | float) else np.object_)
+
+
+def _int64(values: npt.NDArray[Any]) -> Tensor:
+    return torch.from_numpy(values.astype(np.int64))
+
+
+def _optional(values: npt.NDArray[np.float32] | None) -> Tensor | None:
+    return None if values is None else torch.from_numpy(values)

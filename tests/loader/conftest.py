@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from rollgen.format.commit import WriterSlot
 from rollgen.format.manifest import Manifest, Retry, create_manifest
 from rollgen.format.schema import shard_schema
 from rollgen.format.writer import build_row_groups, footer_metadata, write_parquet
+from rollgen.loader import RolloutBatch
+from rollgen.loader.index import Index
+from rollgen.loader.samples import offsets_of
 from rollgen.rollouts import Completion
+
+Key = tuple[int, int, int]
 
 
 @pytest.fixture
@@ -44,3 +51,54 @@ def write_shards(tmp_path: Path, make_manifest: Callable[..., Manifest]) -> Call
         return directory
 
     return write
+
+
+@pytest.fixture
+def keys_of() -> Callable[[RolloutBatch], list[Key]]:
+    """`keys_of(batch)`: (dataset, prompt, sample) of each of its rollouts, in order."""
+
+    def keys(batch: RolloutBatch) -> list[Key]:
+        parts = (batch.dataset_index, batch.prompt_index, batch.sample_index)
+        return list(zip(*(part.tolist() for part in parts), strict=True))
+
+    return keys
+
+
+@pytest.fixture
+def damage() -> Callable[..., Path]:
+    """`damage(directory, shard, column, row_group=0)`: flips one bit in a page of this column. Returns the shard."""
+
+    def flip(directory: Path, shard: int, column: str, row_group: int = 0) -> Path:
+        path = sorted((directory / "data").glob("*.parquet"))[shard]
+        group = pq.read_metadata(path).row_group(row_group)
+        chunks = (group.column(number) for number in range(group.num_columns))
+        chunk = next(chunk for chunk in chunks if chunk.path_in_schema.split(".")[0] == column)
+        content = bytearray(path.read_bytes())
+        content[chunk.data_page_offset + chunk.total_compressed_size - 1] ^= 1
+        path.write_bytes(content)
+        return path
+
+    return flip
+
+
+@pytest.fixture
+def make_index() -> Callable[[list[list[tuple[int, int, int, int]]]], Index]:
+    """`make_index(row_groups)`: an index without files, over rows (dataset, prompt, sample, tokens)."""
+
+    def index(row_groups: list[list[tuple[int, int, int, int]]]) -> Index:
+        rows = np.array([row for group in row_groups for row in group], np.int64).reshape(-1, 4)
+        return Index(
+            datasets=(),
+            shards=(),
+            shard_dataset=np.zeros(0, np.int64),
+            groups=np.array([(0, number) for number in range(len(row_groups))], np.int64),
+            group_offsets=offsets_of([len(group) for group in row_groups]),
+            rows=np.arange(len(rows)),
+            dataset=rows[:, 0].astype(np.int32),
+            prompt_index=rows[:, 1],
+            sample_index=rows[:, 2].astype(np.int32),
+            tokens=rows[:, 3].astype(np.int32),
+            losses=(),
+        )
+
+    return index

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from rollgen.errors import UsageError
 from rollgen.loader import Rollout, RolloutBatch, RolloutDataset, collate
+from rollgen.loader.batch import Layout
 from rollgen.ops import Support
 from rollgen.rollouts import Completion
 
@@ -78,10 +79,112 @@ def test_collate_places(rollouts: list[Rollout]) -> None:
     assert (len(batch), batch.vocab_size) == (2, VOCAB_SIZE)
 
 
+def test_packed_places(rollouts: list[Rollout]) -> None:
+    """One row without padding; the first token of the second rollout stands right after the last of the first."""
+    batch = collate(rollouts, layout="packed", pad_id=10)
+    assert batch.input_ids.tolist() == [[4, 5, 6, 7, 1, 2, 3, 8, 9]]
+    assert batch.attention_mask.tolist() == [[True] * 9]
+    assert batch.position_ids.tolist() == [[0, 1, 2, 3, 0, 1, 2, 3, 4]]
+    assert batch.response_mask.int().tolist() == [[0, 1, 1, 1, 0, 0, 0, 1, 1]]
+    assert batch.logprobs.tolist() == [[0, -1, -2, -3, 0, 0, 0, -1, -2]]
+    assert batch.response_places.tolist() == [1, 2, 3, 7, 8]
+    assert (len(batch), batch.prompt_id) == (2, ["p", "p"])
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+def test_what_both_layouts_say(rollouts: list[Rollout], layout: Layout) -> None:
+    """Where rollouts start, the longest, whose each token is: two rollouts of lengths 4 and 5, three and two tokens."""
+    batch = collate(rollouts, layout=layout)
+    assert (batch.cu_seqlens.tolist(), batch.max_length) == ([0, 4, 9], 5)
+    assert batch.response_rollouts.tolist() == [0, 0, 0, 1, 1]
+    assert batch.response_temperature().tolist() == [0.5, 0.5, 0.5, 2, 2]
+    assert batch.response_places.tolist() == batch.response_mask.flatten().nonzero().flatten().tolist()
+    assert batch.input_ids.flatten()[batch.response_places].tolist() == [5, 6, 7, 8, 9]
+    assert batch.support.lengths.tolist() == [2, 0, 1, 3, 1]
+    assert batch.support.has_full_rows
+    assert (batch.dataset_index.tolist(), batch.lost, batch.cursor) == ([0, 0], 0, None)
+
+
+def test_positions_go_on_over_padding(rollouts: list[Rollout]) -> None:
+    """Padding is on the right: positions are the columns."""
+    assert collate(rollouts).position_ids.tolist() == [[0, 1, 2, 3, 4]] * 2
+
+
+def test_no_full_rows(rollouts: list[Rollout]) -> None:
+    """Known from the data: nobody has to ask the device."""
+    assert collate(rollouts[1:]).support.has_full_rows is False
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+def test_a_batch_of_one(rollouts: list[Rollout], layout: Layout) -> None:
+    """Both layouts are the same then."""
+    batch = collate(rollouts[1:], layout=layout)
+    assert batch.input_ids.tolist() == [[1, 2, 3, 8, 9]]
+    assert batch.attention_mask.all()
+    assert (batch.cu_seqlens.tolist(), batch.response_places.tolist()) == ([0, 5], [3, 4])
+
+
+def packed_logits(batch: RolloutBatch, logits: Tensor) -> Tensor:
+    """[1, L, V] of a packed batch, from those [B, L, V] of the padded one: padding taken out."""
+    return logits[batch.attention_mask][None]
+
+
+def test_packed_log_probabilities_are_the_padded_ones(rollouts: list[Rollout]) -> None:
+    """The shift stays inside a rollout; values and gradients of both layouts agree token by token."""
+    padded, packed = collate(rollouts), collate(rollouts, layout="packed")
+    logits = torch.randn(2, 5, VOCAB_SIZE, requires_grad=True, generator=torch.Generator().manual_seed(1))
+    gradients, values = [], []
+    for batch, outputs in ((padded, logits), (packed, packed_logits(padded, logits))):
+        found = batch.support_logprobs(outputs)
+        assert found.shape == batch.input_ids.shape
+        assert (found[~batch.response_mask] == 0).all()
+        values.append(found[batch.response_mask])
+        gradients.append(torch.autograd.grad(values[-1].square().sum(), logits, retain_graph=True)[0])
+    torch.testing.assert_close(*values)
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+def test_from_hidden_states(rollouts: list[Rollout], layout: Layout) -> None:
+    """The same as from the logits that the hidden states would give."""
+    batch = collate(rollouts, layout=layout)
+    random = torch.Generator().manual_seed(2)
+    hidden = torch.randn(*batch.input_ids.shape, 6, generator=random)
+    weight, bias = torch.randn(VOCAB_SIZE, 6, generator=random), torch.randn(VOCAB_SIZE, generator=random)
+    for added in (None, bias):
+        logits = torch.nn.functional.linear(hidden, weight, added)
+        torch.testing.assert_close(
+            batch.support_logprobs_from_hidden(hidden, weight, added), batch.support_logprobs(logits)
+        )
+
+
+@pytest.mark.parametrize("shape", [(2, 5, 6), (1, 8, 6), (9, 6)], ids=str)
+def test_outputs_must_fit_the_layout(rollouts: list[Rollout], shape: tuple[int, ...]) -> None:
+    """A packed batch has outputs [1, 9, ...]: those of the padded one are refused, under the name they were given."""
+    batch = collate(rollouts, layout="packed")
+    with pytest.raises(UsageError, match=r"logits are \[.*\], input_ids \[1, 9\]"):
+        batch.support_logprobs(torch.zeros(shape))
+    with pytest.raises(UsageError, match=r"hidden are \[.*\], input_ids \[1, 9\]"):
+        batch.support_logprobs_from_hidden(torch.zeros(shape), torch.zeros(VOCAB_SIZE, 6))
+
+
+def test_rollouts_are_copied(rollouts: list[Rollout]) -> None:
+    """Writing into a batch of one does not change the rollout."""
+    batch = collate(rollouts[:1])
+    for tensor in (batch.input_ids, batch.logprobs, batch.support.ids, batch.support.offsets):
+        tensor.fill_(0)
+    assert rollouts[0].token_ids.tolist() == [5, 6, 7]
+    assert rollouts[0].logprobs.tolist() == [-1, -2, -3]
+    assert (rollouts[0].support.ids.tolist(), rollouts[0].support.offsets.tolist()) == ([5, 9, 7], [0, 2, 2, 3])
+
+
 def test_dtypes(rollouts: list[Rollout]) -> None:
     """Ids are int64 as embeddings want them, masks bool, the rest float32."""
     batch = collate(rollouts)
-    assert batch.input_ids.dtype == batch.sample_index.dtype == batch.generation.dtype == torch.int64
+    for ids in (batch.input_ids, batch.position_ids, batch.sample_index, batch.generation, batch.prompt_index):
+        assert ids.dtype == torch.int64
+    assert batch.dataset_index.dtype == batch.response_places.dtype == batch.response_rollouts.dtype == torch.int64
+    assert batch.cu_seqlens.dtype == torch.int32  # what flash attention takes
     assert batch.attention_mask.dtype == batch.response_mask.dtype == torch.bool
     assert batch.logprobs.dtype == batch.temperature.dtype == torch.float32
     assert (batch.support.ids.dtype, batch.support.offsets.dtype) == (torch.int32, torch.int64)
@@ -154,7 +257,7 @@ def test_to_moves_every_tensor(rollouts: list[Rollout]) -> None:
     moved = collate(rollouts).to("meta", non_blocking=True)
     parts = [getattr(moved, field.name) for field in fields(moved)]
     tensors = [part for part in parts if isinstance(part, Tensor)] + [moved.support.ids, moved.support.offsets]
-    assert len(tensors) == 10
+    assert len(tensors) == 15
     assert {tensor.device.type for tensor in tensors} == {"meta"}
 
 

@@ -17,7 +17,8 @@ from torch.utils.data import DataLoader
 from rollgen.errors import DatasetError, UsageError
 from rollgen.format import reader
 from rollgen.loader import Rollout, RolloutDataset, collate
-from rollgen.loader import dataset as dataset_module
+from rollgen.loader import index as index_module
+from rollgen.loader.row_groups import RowGroupCache
 from rollgen.rollouts import Completion, Sampling
 
 MakeCompletion = Callable[..., Completion]
@@ -93,16 +94,14 @@ def test_tensors_own_their_memory(write_shards: WriteShards, written: list[list[
     assert_same(ds[0], written[0][0])
 
 
-def test_cache_is_bounded(
-    write_shards: WriteShards, make_completion: MakeCompletion, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cache_is_bounded(write_shards: WriteShards, make_completion: MakeCompletion) -> None:
     """Least recently used row groups leave, and the pickled dataset carries none."""
-    monkeypatch.setattr(dataset_module, "CACHED_ROW_GROUPS", 2)
     ds = RolloutDataset(write_shards([[make_completion(p, 0)] for p in range(4)]))
+    ds._row_groups = RowGroupCache(ds._load, max_bytes=2 * ds._load(3).nbytes)
     for index in (0, 1, 0, 2, 3, 2):
         assert ds[index].prompt_index == index
-    assert list(ds._cache) == [3, 2]
-    assert not pickle.loads(pickle.dumps(ds))._cache
+    assert list(ds._row_groups) == [3, 2]
+    assert not list(pickle.loads(pickle.dumps(ds))._row_groups)
 
 
 @pytest.mark.parametrize("context", [None, "fork", "spawn"])
@@ -133,7 +132,7 @@ def test_unreplayable_rows_are_refused_unless_asked_for(
     """One row with replayable=false in the last row group is enough, and the message says how to take it."""
     rows = [make_completion(0, k, replayable=k != 3) for k in range(4)]
     directory = write_shards([[make_completion(1, 0)], rows])
-    with pytest.raises(UsageError, match=r"part-w0-000001\.parquet: row group 0: 1 samples.*allow_unreplayable=True"):
+    with pytest.raises(UsageError, match=r"part-w0-000001\.parquet: the first of 1 samples.*allow_unreplayable=True"):
         RolloutDataset(directory)
     ds = RolloutDataset(directory, allow_unreplayable=True)
     assert [ds[index].replayable for index in range(len(ds))] == [True, True, True, True, False]
@@ -238,9 +237,10 @@ def test_generations_are_not_read_without_retries(
         asked.extend(columns)
         return reader.read_columns(shard, columns)
 
-    monkeypatch.setattr(dataset_module, "read_columns", read_columns)
+    monkeypatch.setattr(index_module, "read_columns", read_columns)
     RolloutDataset(write_shards([[make_completion(0, 0)]]))
-    assert asked == ["prompt_index", "sample_index"]
+    assert "prompt_length" in asked
+    assert "generation" not in asked
 
 
 def test_a_copied_shard_of_a_retry_is_refused(write_shards: WriteShards, retried: list[list[Completion]]) -> None:

@@ -1,0 +1,286 @@
+"""`RolloutStream`: batches of one or several datasets, in an order that ranks, workers and restarts do not change.
+
+    stream = RolloutStream("out/", batch_tokens=65_536)
+    loader = DataLoader(stream, batch_size=None, num_workers=2, pin_memory=True)
+    for epoch in range(stream.epoch, 3):
+        stream.set_epoch(epoch)
+        for batch in loader:
+            step(batch.to("cuda", non_blocking=True))
+            checkpoint["stream"] = stream.state_dict(batch)
+
+An epoch is one sequence of *global* batches (`order.py`). A step takes the next `world_size` of them, one for each
+rank, and the workers of a rank take its steps in turn. So a position is a number of global batches: it means the same
+to any number of ranks and workers.
+
+Each process keeps the decoded row groups it uses (256 MB at most) and makes the next batches in a thread while the
+caller trains. Nothing is shared between processes but the epoch and the position to start at.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
+from itertools import starmap
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, get_args
+
+from torch.utils.data import IterableDataset
+
+from rollgen.errors import ResumeRefused, UsageError
+from rollgen.format.commit import live_writers
+from rollgen.loader.batch import Layout, RolloutBatch
+from rollgen.loader.index import Loss, OnDamage, open_index
+from rollgen.loader.maker import BatchMaker
+from rollgen.loader.order import BatchSettings, Epoch, plan_epoch, units_of
+from rollgen.loader.row_groups import CACHE_BYTES
+from rollgen.loader.schedule import Cursor, Progress, Share, StartPoint, Uneven, check_rank, resolve_rank, this_worker
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
+
+    from rollgen.format.manifest import Manifest
+
+SHUFFLE_WINDOW: Final = 1 << 19
+"""Tokens that are shuffled among each other: some ten row groups."""
+PREFETCH: Final = 2
+"""Batches made ahead by the thread."""
+
+STATE_VERSION: Final = 1
+
+_LOG = logging.getLogger(__name__)
+
+
+class RolloutStream(IterableDataset[RolloutBatch]):
+    """The batches of a rank, every sample of the datasets exactly once an epoch over all ranks and workers.
+
+    paths              a dataset directory, or several of one vocabulary
+    batch_tokens       most prompt and response tokens of a batch, padding not counted. A sample, or a group, that is
+                       larger is a batch of its own (the log says how many are)
+    shuffle, seed      a new order each epoch; without, the order in which samples are stored
+    group_by_prompt    all samples of a (dataset, prompt) in one batch
+    bucket_by_length   batches of samples of similar length: less padding
+    shuffle_window     tokens that are shuffled among each other; memory grows with it
+    layout, pad_id     see `RolloutBatch`
+    filter             a pyarrow expression over the columns, `pc.field("finish_reason") == "stop"`
+    allow_unreplayable take samples whose relative logits were changed inside the support
+    on_damage          "raise" DatasetError for a damaged row group, or "skip" it: the log, `losses` and `batch.lost`
+                       say what was lost
+    rank, world_size   default: those of torch.distributed, which must be initialised before; else 0 of 1
+    uneven             when the last step has no batch for every rank: "pad" with empty batches, or "drop" it
+    prefetch           batches made ahead in a thread; 0: none, no thread
+
+    Use it with `DataLoader(stream, batch_size=None)`, torchdata's StatefulDataLoader, or as it is. The first iteration
+    starts at `epoch`, or where `load_state_dict` says; each further one, by as many workers, is the next epoch.
+
+    Raises DatasetError and UsageError, see `open_index`.
+    """
+
+    def __init__(
+        self,
+        paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        *,
+        batch_tokens: int = 65_536,
+        shuffle: bool = True,
+        seed: int = 0,
+        group_by_prompt: bool = False,
+        bucket_by_length: bool = False,
+        shuffle_window: int = SHUFFLE_WINDOW,
+        layout: Layout = "padded",
+        pad_id: int = 0,
+        filter: pc.Expression | None = None,
+        allow_unreplayable: bool = False,
+        on_damage: OnDamage = "raise",
+        rank: int | None = None,
+        world_size: int | None = None,
+        uneven: Uneven = "pad",
+        prefetch: int = PREFETCH,
+        cache_bytes: int = CACHE_BYTES,
+    ) -> None:
+        _check_choices(layout=(layout, Layout), on_damage=(on_damage, OnDamage), uneven=(uneven, Uneven))
+        _check_numbers(1, batch_tokens=batch_tokens, shuffle_window=shuffle_window)
+        _check_numbers(0, seed=seed, prefetch=prefetch, cache_bytes=cache_bytes)
+        self._given_rank = rank is not None
+        self._rank, self._world_size = resolve_rank(rank, world_size)
+        directories = [Path(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
+        if self._world_size > 1:
+            _check_no_writer(directories)
+        self._index = open_index(directories, filter=filter, allow_unreplayable=allow_unreplayable, on_damage=on_damage)
+        if not len(self._index):
+            raise UsageError(
+                f"{', '.join(map(str, directories))}: no sample to read{' passes the filter' * (filter is not None)}"
+            )
+        self._settings = BatchSettings(batch_tokens, shuffle, seed, group_by_prompt, bucket_by_length, shuffle_window)
+        self._units = units_of(self._index, group_by_prompt=group_by_prompt)
+        self._planned: tuple[int, Epoch] | None = None
+        self._layout, self._pad_id = layout, pad_id
+        self._skips_damage, self._uneven = on_damage == "skip", uneven
+        self._prefetch, self._cache_bytes = prefetch, cache_bytes
+        self._start = StartPoint()
+        self._lost: dict[int, Loss] = {}
+        self._identity = {
+            "version": STATE_VERSION,
+            "dataset": self._index.fingerprint(),
+            **asdict(self._settings),
+            "filter": None if filter is None else str(filter),
+            "allow_unreplayable": allow_unreplayable,
+        }
+        self._report_oversized()
+
+    @property
+    def vocab_size(self) -> int:
+        """Of the model or models that sampled; support ids lie below it."""
+        return self._index.vocab_size
+
+    @property
+    def manifests(self) -> tuple[Manifest, ...]:
+        """Of each dataset, by `dataset_index`."""
+        return tuple(dataset.manifest for dataset in self._index.datasets)
+
+    @property
+    def samples(self) -> int:
+        """How many samples an epoch has, over all ranks."""
+        return len(self._index)
+
+    @property
+    def losses(self) -> tuple[Loss, ...]:
+        """What damage took so far, as far as this process knows."""
+        return *self._index.losses, *self._lost.values()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next iteration begins, or continues."""
+        return self._start.epoch
+
+    def steps(self, epoch: int) -> int:
+        """Batches that each rank gets in a whole epoch. With shuffling it differs a little between epochs."""
+        return self._share(Cursor(epoch, 0)).steps
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next iteration begin this epoch; nothing changes where it would begin or continue it anyway.
+
+        Call it in the main process, between iterations. It reaches DataLoader workers, persistent ones too.
+        """
+        _check_numbers(0, epoch=epoch)
+        if epoch != self.epoch or self._start.was_used:
+            self._start.set(Cursor(epoch, 0))
+
+    def state_dict(self, batch: RolloutBatch | None = None) -> dict[str, Any]:
+        """Where to continue once every rank has used `batch`, as JSON values: for any number of ranks and workers.
+
+        Without a batch: where the iteration of this very process stands, which is what StatefulDataLoader asks of each
+        of its workers; such a state fits the same ranks and workers only.
+        """
+        if batch is None:
+            return self._identity | self._start.state(self._rank, self._world_size)
+        if batch.cursor is None:
+            raise UsageError("state_dict: this batch did not come from a stream")
+        return self._identity | batch.cursor._asdict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next iteration continue from a state.
+
+        Raises ResumeRefused when the datasets, or a setting that decides about batches, are not those of the state:
+        its position would mean other samples.
+        """
+        for name in (*self._identity, *Cursor._fields):
+            if name not in state:
+                raise UsageError(f"load_state_dict: not the state of a stream: it has no {name!r}")
+        for name, value in self._identity.items():
+            if state[name] != value:
+                what = (
+                    "the dataset has changed since"
+                    if name == "dataset"
+                    else f"{name} was {state[name]!r}, is {value!r}"
+                )
+                raise ResumeRefused(f"this stream cannot continue from the state: {what}")
+        self._start.load(state, self._rank, self._world_size)
+
+    def __iter__(self) -> Iterator[RolloutBatch]:
+        if not self._given_rank:
+            check_rank(self._rank, self._world_size)
+        progress = self._start.begin()
+        share = self._share(progress.start)
+        return self._iterate(self._plan(progress.start.epoch), share.batches(progress.done), progress)
+
+    def _iterate(
+        self, epoch: Epoch, wanted: Iterator[tuple[int | None, Cursor]], progress: Progress
+    ) -> Iterator[RolloutBatch]:
+        with BatchMaker(
+            self._index,
+            self._units,
+            epoch,
+            layout=self._layout,
+            pad_id=self._pad_id,
+            cache_bytes=self._cache_bytes,
+            lost=self._lost if self._skips_damage else None,
+        ) as maker:
+            for batch in _ahead(maker.make, wanted, self._prefetch):
+                progress.done += 1
+                yield batch
+
+    def _share(self, start: Cursor) -> Share:
+        worker, workers = this_worker()
+        return Share(start, len(self._plan(start.epoch)), self._rank, self._world_size, worker, workers, self._uneven)
+
+    def _plan(self, epoch: int) -> Epoch:
+        if self._planned is None or self._planned[0] != epoch:
+            self._planned = epoch, plan_epoch(self._units, self._settings, epoch)
+        return self._planned[1]
+
+    def _report_oversized(self) -> None:
+        over = self._units.tokens > self._settings.batch_tokens
+        if over.any():
+            _LOG.warning(
+                "%d %s larger than batch_tokens=%d, the largest has %d tokens: each is a batch of its own",
+                over.sum(),
+                "prompt groups are" if self._settings.group_by_prompt else "samples are",
+                self._settings.batch_tokens,
+                self._units.tokens.max(),
+            )
+
+
+def _ahead(
+    make: Callable[..., RolloutBatch], wanted: Iterable[tuple[int | None, Cursor]], depth: int
+) -> Iterator[RolloutBatch]:
+    """`make(*wanted)` one after the other, up to `depth` of them ahead of their use, in a thread."""
+    if depth == 0:
+        yield from starmap(make, wanted)
+        return
+    with ThreadPoolExecutor(1, "rollgen-loader") as thread:
+        pending: deque[Future[RolloutBatch]] = deque()
+        try:
+            for arguments in wanted:
+                pending.append(thread.submit(make, *arguments))
+                if len(pending) > depth:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            for future in pending:
+                future.cancel()
+
+
+def _check_no_writer(directories: Sequence[Path]) -> None:
+    """Raise UsageError while a dataset grows: ranks that open it one after the other would read different ones."""
+    for directory in directories:
+        if writers := live_writers(directory):
+            raise UsageError(
+                f"{directory}: writer {min(writers)!r} is adding to it, so that ranks could not agree on what it "
+                "holds; wait for it, or stop it"
+            )
+
+
+def _check_choices(**choices: tuple[object, Any]) -> None:
+    for name, (value, choice) in choices.items():
+        if value not in get_args(choice):
+            raise UsageError(f"{name} must be one of {', '.join(map(repr, get_args(choice)))}, not {value!r}")
+
+
+def _check_numbers(least: int, **numbers: int) -> None:
+    for name, value in numbers.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise UsageError(f"{name} must be a whole number, {least} or more, not {value!r}")

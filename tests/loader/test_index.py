@@ -1,0 +1,263 @@
+"""The index: which rows are handed out, where they are, and what a damaged file costs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+import pytest
+
+from rollgen.errors import DatasetError, UsageError
+from rollgen.format import reader
+from rollgen.format.manifest import Manifest
+from rollgen.loader import index as index_module
+from rollgen.loader.index import Index, open_index
+from rollgen.rollouts import Completion
+
+MakeCompletion = Callable[..., Completion]
+WriteShards = Callable[..., Path]
+
+
+def keys_of(index: Index) -> list[tuple[int, int, int]]:
+    return list(zip(index.dataset.tolist(), index.prompt_index.tolist(), index.sample_index.tolist(), strict=True))
+
+
+@pytest.fixture
+def small_row_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row group ends at 20 generated tokens instead of some 57 thousand."""
+    monkeypatch.setattr("rollgen.format.columns.ROW_GROUP_TOKENS", 20)
+
+
+@pytest.fixture
+def three_shards(write_shards: WriteShards, make_completion: MakeCompletion, small_row_groups: None) -> Path:
+    """Prompts 0 to 2, a shard each; samples 0 to 3 of 10 tokens: two row groups in each shard."""
+    return write_shards([[make_completion(p, k, tokens=10) for k in range(4)] for p in range(3)])
+
+
+def test_rows_are_located(three_shards: Path) -> None:
+    """The row group of each sample, its place inside, and the file: a shard, and a number in it."""
+    index = open_index([three_shards])
+    assert keys_of(index) == [(0, p, k) for p in range(3) for k in range(4)]
+    # Prompt p has 1 + p tokens.
+    assert index.tokens.tolist() == [10 + 1 + p for p in range(3) for _ in range(4)]
+    group, row = index.locate(np.array([0, 3, 4, 11]))
+    assert (group.tolist(), row.tolist()) == ([0, 1, 2, 5], [0, 1, 0, 1])
+    shard, number = index.place(5)
+    assert (shard.path.name, number) == ("part-w0-000002.parquet", 1)
+    assert index.losses == ()
+
+
+def test_two_datasets(tmp_path: Path, write_shards: WriteShards, make_completion: MakeCompletion) -> None:
+    """One after the other; the same key in both is two samples."""
+    first = write_shards([[make_completion(0, k) for k in range(2)]]).rename(tmp_path / "first")
+    second = write_shards([[make_completion(0, 0)], [make_completion(1, 0)]])
+    index = open_index([first, second])
+    assert keys_of(index) == [(0, 0, 0), (0, 0, 1), (1, 0, 0), (1, 1, 0)]
+    assert index.shard_dataset.tolist() == [0, 1, 1]
+    assert [dataset.directory for dataset in index.datasets] == [first, second]
+
+
+@pytest.mark.parametrize("alias", ["same", "dotted", "linked"])
+def test_the_same_dataset_twice(tmp_path: Path, three_shards: Path, alias: str) -> None:
+    """Under whatever name: each sample would weigh double."""
+    (tmp_path / "link").symlink_to(three_shards)
+    other = {"same": three_shards, "dotted": three_shards / ".." / three_shards.name, "linked": tmp_path / "link"}
+    with pytest.raises(UsageError, match="given twice"):
+        open_index([three_shards, other[alias]])
+
+
+def test_two_vocabularies(
+    tmp_path: Path,
+    write_shards: WriteShards,
+    make_completion: MakeCompletion,
+) -> None:
+    """Their supports would index different logits."""
+    first = write_shards([[make_completion(0, 0)]]).rename(tmp_path / "first")
+    second = write_shards([[make_completion(0, 0)]])
+    manifest = json.loads((second / "rollgen.json").read_text())
+    (second / "rollgen.json").write_text(json.dumps(manifest | {"vocab_size": 600}))
+    with pytest.raises(UsageError, match=r"vocabulary is 600, that of .*first 512"):
+        open_index([first, second])
+
+
+def test_no_directory_at_all() -> None:
+    """An empty list of datasets is a mistake, not an empty stream."""
+    with pytest.raises(UsageError, match="no dataset directory"):
+        open_index([])
+
+
+FILTERS = {
+    "number": (pc.field("sample_index") == 2, [(0, p, 2) for p in range(3)]),
+    "text": (pc.field("prompt_id").isin(["p1"]), [(0, 1, k) for k in range(4)]),
+    "both": ((pc.field("prompt_index") == 2) & ~(pc.field("sample_index") < 3), [(0, 2, 3)]),
+    "list": (pc.list_value_length(pc.field("prompt_token_ids")) > 2, [(0, 2, k) for k in range(4)]),
+    "null": (pc.field("stop_reason") != "x", []),
+    "constant": (pc.scalar(True), [(0, p, k) for p in range(3) for k in range(4)]),
+}
+
+
+@pytest.mark.parametrize("on_damage", ["raise", "skip"])
+@pytest.mark.parametrize("name", FILTERS)
+def test_filters(three_shards: Path, name: str, on_damage: index_module.OnDamage) -> None:
+    """Any expression over the columns; what it says about a null is not true."""
+    expression, expected = FILTERS[name]
+    assert keys_of(open_index([three_shards], filter=expression, on_damage=on_damage)) == expected
+
+
+@pytest.mark.parametrize(
+    ("expression", "message"),
+    [
+        (pc.field("reward") > 0, "cannot be evaluated on the columns"),
+        (pc.field("sample_index"), "must evaluate to bool"),
+        (pc.field("support_logprobs").is_valid(), "cannot be evaluated on the columns"),
+        (pc.field("text").cast("int64") > 3, "fails on a value: Failed to parse string"),
+    ],
+    ids=["unknown column", "not a truth value", "column not stored", "bad value"],
+)
+def test_filters_that_cannot_be(three_shards: Path, expression: pc.Expression, message: str) -> None:
+    """One line that shows the expression, whether it can never be evaluated or fails on what is stored."""
+    with pytest.raises(UsageError, match=f"filter: .*{message}") as caught:
+        open_index([three_shards], filter=expression)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_filter_reads_its_own_columns_only(three_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens and supports are a hundred times the rest."""
+    asked: list[str] = []
+
+    def read_columns(shard: Any, columns: Any) -> Any:
+        asked.extend(columns)
+        return reader.read_columns(shard, columns)
+
+    monkeypatch.setattr(index_module, "read_columns", read_columns)
+    open_index([three_shards], filter=(pc.field("finish_reason") == "stop") & (pc.field("sample_index") > 0))
+    narrow = {"prompt_index", "sample_index", "prompt_length", "response_length", "replayable"}
+    assert set(asked) == {*narrow, "finish_reason"}
+
+
+@pytest.fixture
+def retried(write_shards: WriteShards, make_completion: MakeCompletion) -> Path:
+    """Samples 0 to 2 of a prompt; then sample 1 again, with finish reason `length`."""
+    first = [make_completion(0, k, finish_reason="length" if k == 1 else "stop") for k in range(3)]
+    return write_shards([first, [make_completion(0, 1, tokens=20, generation=1)]], retries=1)
+
+
+def test_latest_generation_before_the_filter(retried: Path) -> None:
+    """A filter chooses among latest rows: it does not bring back a row that was made again."""
+    assert keys_of(open_index([retried])) == [(0, 0, 0), (0, 0, 2), (0, 0, 1)]
+    assert len(open_index([retried], filter=pc.field("finish_reason") == "length")) == 0
+    assert open_index([retried], filter=pc.field("generation") == 1).rows.tolist() == [3]
+    assert len(open_index([retried], all_generations=True)) == 4
+
+
+def test_unreplayable_rows(write_shards: WriteShards, make_completion: MakeCompletion) -> None:
+    """Refused with their number, unless allowed or filtered away."""
+    directory = write_shards([[make_completion(0, k, replayable=k != 1) for k in range(3)]])
+    with pytest.raises(UsageError, match=r"first of 1 samples .* allow_unreplayable=True"):
+        open_index([directory])
+    assert len(open_index([directory], allow_unreplayable=True)) == 3
+    assert keys_of(open_index([directory], filter=pc.field("replayable"))) == [(0, 0, 0), (0, 0, 2)]
+
+
+@pytest.mark.parametrize("column", ["sample_index", "response_length"])
+def test_a_damaged_narrow_column(
+    three_shards: Path, damage: Callable[..., Path], caplog: pytest.LogCaptureFixture, column: str
+) -> None:
+    """Opening finds it. Skipped, it costs its row group, and the log says so once."""
+    path = damage(three_shards, 1, column, row_group=1)
+    with pytest.raises(DatasetError, match=rf"{path.name}: row group 1: damaged"):
+        open_index([three_shards])
+    with caplog.at_level(logging.WARNING):
+        index = open_index([three_shards], on_damage="skip")
+    assert keys_of(index) == [(0, p, k) for p in range(3) for k in range(4) if p != 1 or k < 2]
+    ((place, samples, reason),) = index.losses
+    assert (place, samples) == (f"{path}: row group 1", 2)
+    assert "damaged" in reason
+    assert [record.getMessage() for record in caplog.records] == [f"2 samples are lost: {reason}"]
+    # Numbers of row groups are of those that were read: the lost one is not counted.
+    assert [index.place(int(group))[1] for group in index.locate(np.arange(len(index)))[0]] == [
+        0,
+        0,
+        1,
+        1,
+        0,
+        0,
+        0,
+        0,
+        1,
+        1,
+    ]
+
+
+@pytest.mark.parametrize("journal", [True, False], ids=["committed", "without journal line"])
+@pytest.mark.parametrize("kind", ["truncated", "emptied", "footer"])
+def test_a_damaged_shard(three_shards: Path, kind: str, journal: bool) -> None:
+    """Without its journal line nobody knows how many samples it had. A fingerprint can be taken all the same."""
+    path = three_shards / "data" / "part-w0-000000.parquet"
+    if not journal:
+        shutil.rmtree(three_shards / "journal")
+    content = bytearray(path.read_bytes())
+    content[-6] ^= 0xFF  # in the length of the footer
+    path.write_bytes({"truncated": content[: len(content) // 2], "emptied": b"", "footer": bytes(content)}[kind])
+    with pytest.raises(DatasetError, match=path.name):
+        open_index([three_shards])
+    index = open_index([three_shards], on_damage="skip")
+    assert keys_of(index) == [(0, p, k) for p in (1, 2) for k in range(4)]
+    assert [(loss.place, loss.samples) for loss in index.losses] == [(str(path), 4 if journal else 0)]
+    assert len(index.fingerprint()) == 64
+
+
+def test_everything_damaged(three_shards: Path) -> None:
+    """An index of nothing, not a crash of its arithmetic."""
+    for path in (three_shards / "data").iterdir():
+        os.truncate(path, 40)
+    index = open_index([three_shards], on_damage="skip")
+    assert (len(index), len(index.losses)) == (0, 3)
+
+
+def test_fingerprint(
+    tmp_path: Path, three_shards: Path, write_shards: WriteShards, make_completion: MakeCompletion
+) -> None:
+    """It changes with what is handed out, and not with where the directory is."""
+    index = open_index([three_shards])
+    filtered = open_index([three_shards], filter=pc.field("sample_index") > 0)
+    moved = open_index([three_shards.rename(tmp_path / "moved")])
+    assert moved.fingerprint() == index.fingerprint() != filtered.fingerprint()
+    other = open_index([write_shards([[make_completion(p, k, tokens=10) for k in range(4)] for p in range(1, 4)])])
+    assert other.fingerprint() != index.fingerprint()
+    assert open_index([tmp_path / "moved", tmp_path / "dataset"]).fingerprint() != (
+        open_index([tmp_path / "dataset", tmp_path / "moved"]).fingerprint()
+    )
+
+
+def test_fingerprint_of_what_damage_left(three_shards: Path, damage: Callable[..., Path]) -> None:
+    """All row groups have equal lengths: losing one of them leaves other samples than losing another."""
+    fingerprints = set()
+    for shard, row_group in ((0, 0), (0, 1), (2, 0)):
+        damage(three_shards, shard, "sample_index", row_group)
+        fingerprints.add(open_index([three_shards], on_damage="skip").fingerprint())
+        damage(three_shards, shard, "sample_index", row_group)  # the bit flips back
+    assert len(fingerprints) == 3
+    assert open_index([three_shards]).fingerprint() not in fingerprints
+
+
+def test_what_a_row_group_costs(three_shards: Path) -> None:
+    """The samples that it would have handed out: not those that a filter takes out anyway."""
+    error = DatasetError("broken")
+    index = open_index([three_shards], filter=pc.field("sample_index") != 2)
+    assert [index.loss(group, error).samples for group in range(6)] == [2, 1, 2, 1, 2, 1]
+    assert index.loss(3, error).place.endswith("part-w0-000001.parquet: row group 1")
+
+
+def test_manifests_come_along(three_shards: Path) -> None:
+    """The vocabulary is the model's, from the manifest."""
+    index = open_index([three_shards])
+    assert isinstance(index.datasets[0].manifest, Manifest)
+    assert index.vocab_size == 512
