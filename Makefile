@@ -9,6 +9,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 MODEL := .cache/smollm2
+BENCH_PACKAGES := .cache/bench-packages
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
@@ -54,8 +55,13 @@ format: venv
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: venv
+bench: venv $(BENCH_PACKAGES)
 	$(BIN)/python -m tests.benchmarks
+
+# The benchmarks run without these packages too, and then say so.
+$(BENCH_PACKAGES): tests/benchmarks/requirements.txt $(VENV)/.made
+	rm -rf $@
+	$(PIP) install --no-deps --target $@.new --requirement $< && mv $@.new $@ && touch $@ || rm -rf $@.new
 
 # A CUDA environment is not made here: what is given, else .venv.
 native-gpu: export HF_HUB_OFFLINE := 0
