@@ -42,8 +42,10 @@ demo: venv model
 		--temperature 0.8 --top-k 50 --top-p 0.9 --n 2 --max-tokens 96 --max-model-len 1024
 	$(BIN)/rollgen inspect demo-rollouts
 
+# Engines run alone: each takes all cores.
 test: venv model
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not vllm" --numprocesses logical --maxprocesses 8
+	$(BIN)/python -m pytest -m vllm
 
 check: venv
 	$(BIN)/ruff check .

@@ -73,6 +73,7 @@ CASES = (
     Case("JSON lines + zstd, orjson to tensors", stores.jsonl_tensors, "jsonl.zst", "JSON syntax", "orjson"),
     Case("pickle, to tensors", stores.pickle_tensors, "pickle", "nothing"),
     Case("MosaicML StreamingDataset, to tensors", stores.mds_stream, "mds", "nothing", "streaming"),
+    Case("MosaicML, predownload without end", stores.mds_ahead, "mds", "nothing", "streaming"),
     Case("MosaicML LocalDataset, to tensors", stores.mds_local, "mds", "nothing", "streaming"),
     Case("Lance, to tensors", stores.lance_tensors, "lance", "nothing", "lance"),
 )
