@@ -8,8 +8,10 @@ in which a DataLoader takes them.
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any, Final, Literal, NamedTuple
 
 import torch
@@ -22,6 +24,8 @@ Uneven = Literal["pad", "drop"]
 
 MAX_WORKERS: Final = 1023
 """DataLoader workers of one rank."""
+_EPOCH_BITS: Final = 32
+_EPOCH_MASK: Final = (1 << _EPOCH_BITS) - 1
 
 
 class Cursor(NamedTuple):
@@ -68,81 +72,88 @@ class Progress:
     """Batches of it that were handed out: here, or before it was restored."""
 
 
+class _Slot(IntEnum):
+    """Columns of what each process has in shared memory."""
+
+    WORK = 0
+    """Key of the DataLoader iterator that it last worked for, and the epoch it began for it: one word, written at once.
+
+    0: none since the start was set.
+    """
+    FIRST = 1
+    """The epoch that this iterator began with, written before WORK is."""
+    SKIPPED = 2
+    """Batches that the first iteration leaves out: a worker had made them before it was restored."""
+
+
 class StartPoint:
     """Where the next iteration starts, for the main process and its DataLoader workers together.
 
     Set in the main process, in memory shared with the workers, so that it reaches workers that are running already. The
-    first iteration after it was set starts there, the n-th after that at the beginning of the n-th epoch after; each
-    process counts its own, in a slot that a worker of the next epoch finds again. So all of these iterations must be
-    made by the same team, the main process or as many workers: another one would not know how many there were.
+    first iteration after it was set starts there, and each further one with the epoch after the last that anyone began.
+    Workers of one DataLoader iterator know each other by a key, so that they begin the same epoch, however many there
+    are, whoever is first, and though some worker of an earlier iterator was ended before it began.
     """
 
     def __init__(self) -> None:
         self._start = _shared(2)
         """Epoch and position."""
-        self._begun = _shared(1 + MAX_WORKERS)
-        """Iterations begun since, by slot: 0 is the main process, 1 + j worker j."""
-        self._skipped = _shared(1 + MAX_WORKERS)
-        """Batches that the first of them leaves out, by slot: a worker had made them before it was restored."""
-        self._team = _shared(1)
-        """Who makes them: 0 nobody so far, 1 the main process, 1 + W its W workers."""
+        self._slots = _shared(1 + MAX_WORKERS, len(_Slot))
+        """A row for the main process, and one for each number of a worker."""
         self._running: Progress | None = None
         """Of the latest iteration of this process."""
 
     @property
     def epoch(self) -> int:
         """That the next iteration begins, or continues."""
-        begun = self._begun.max() if get_worker_info() is None else self._begun[_slot()]
-        return int(self._start[0] + begun)
+        return self._next_epoch(self._slots[:, _Slot.WORK])
 
     @property
     def was_used(self) -> bool:
         """Whether an iteration has begun since it was set."""
-        return bool(self._begun.any())
+        return bool(self._slots[:, _Slot.WORK].any())
 
     def set(self, start: Cursor, *, skipped: int = 0) -> None:
-        """Start there next. A worker that is restored sets its own slot only: the others do so too."""
-        slots = slice(None) if get_worker_info() is None else _slot()
+        """Start there next. A restored worker clears away what was before, not what its fellows, restored too, set."""
+        slot = _slot()
+        keys = self._slots[:, _Slot.WORK] >> _EPOCH_BITS
         self._start[:] = torch.tensor(start)
-        self._begun[slots] = 0
-        self._skipped[slots] = skipped
-        self._team[0] = 0
+        self._slots[(keys != 0) & (keys != _key()) if slot else slice(None)] = 0
+        self._slots[slot] = torch.tensor([0, 0, skipped])
         self._running = None
 
     def begin(self) -> Progress:
-        """Begin an iteration in this process, which counts in the result the batches that it hands out.
-
-        Raises UsageError when another team made the iterations before.
-        """
-        slot = _slot()
-        self._join_team(0 if get_worker_info() is None else this_worker()[1])
-        epoch, position = self._start.tolist()
-        begun, skipped = int(self._begun[slot]), int(self._skipped[slot])
-        self._begun[slot] += 1
-        first = Progress(Cursor(epoch, position), skipped)
-        self._running = first if begun == 0 else Progress(Cursor(epoch + begun, 0), 0)
+        """Begin an iteration in this process, which counts in the result the batches that it hands out."""
+        key, mine = _key(), self._slots[_slot()]
+        start = Cursor(*self._start.tolist())
+        if int(mine[_Slot.WORK]) >> _EPOCH_BITS == key:  # workers that persist
+            epoch = (int(mine[_Slot.WORK]) & _EPOCH_MASK) + 1
+        else:
+            slots = self._slots.clone()  # fellows may be writing theirs
+            team = slots[slots[:, _Slot.WORK] >> _EPOCH_BITS == key]
+            epoch = int(team[0, _Slot.FIRST]) if len(team) else self._next_epoch(slots[:, _Slot.WORK])
+            mine[_Slot.FIRST] = epoch
+        mine[_Slot.WORK] = key << _EPOCH_BITS | epoch
+        self._running = Progress(Cursor(epoch, 0), 0)
+        if epoch == start.epoch:
+            self._running = Progress(start, int(mine[_Slot.SKIPPED]))
         return self._running
 
-    def _join_team(self, workers: int) -> None:
-        before = int(self._team[0]) - 1
-        if before not in (-1, workers):
-            raise UsageError(
-                f"num_workers is {workers}, and was {before} in the iteration before: call set_epoch in the main "
-                "process, so that all workers begin the same epoch"
-            )
-        self._team[0] = 1 + workers
+    def _next_epoch(self, work: Tensor) -> int:
+        begun = work[work != 0] & _EPOCH_MASK
+        return 1 + int(begun.max()) if len(begun) else int(self._start[0])
 
     def state(self, rank: int, world_size: int) -> dict[str, int]:
         """Where the iteration of this process stands; before the first one, where it will start.
 
         Raises UsageError in the main process when DataLoader workers do the iterating: only they know.
         """
-        worker, workers = this_worker()
-        if self._running is None:
-            if get_worker_info() is None and self._begun[1:].any():
-                raise UsageError("state_dict: workers are ahead of what was used; pass the batch that was used last")
+        if not self.was_used:
             epoch, position = self._start.tolist()
             return {"epoch": epoch, "position": position}
+        worker, workers = this_worker()
+        if self._running is None or (get_worker_info() is None and self._running.start.epoch + 1 != self.epoch):
+            raise UsageError("state_dict: workers are ahead of what was used; pass the batch that was used last")
         place = {"rank": rank, "world_size": world_size, "worker": worker, "workers": workers}
         return {**self._running.start._asdict(), "done": self._running.done, **place}
 
@@ -160,11 +171,22 @@ class StartPoint:
         self.set(Cursor(state["epoch"], state["position"]), skipped=state.get("done", 0))
 
 
-def _shared(size: int) -> Tensor:
+def _shared(*shape: int) -> Tensor:
     """int64 zeros that DataLoader workers see too, forked or spawned. Their memory has no name that a crash leaves."""
-    zeros = torch.zeros(size, dtype=torch.int64)
+    zeros = torch.zeros(shape, dtype=torch.int64)
     zeros.untyped_storage().share_memory_()
     return zeros
+
+
+def _key() -> int:
+    """31 bits, not 0, that the workers of one DataLoader iterator have in common; new each time in a main process.
+
+    From the seed that a DataLoader draws for each iterator, and the number of workers: the seeds are equal when the
+    caller seeds torch before each epoch.
+    """
+    info = get_worker_info()
+    drawn = secrets.randbits(64) if info is None else hash((info.seed - info.id, info.num_workers))
+    return 1 + drawn % ((1 << 31) - 1)
 
 
 def this_worker() -> tuple[int, int]:

@@ -70,11 +70,12 @@ class RolloutStream(IterableDataset[RolloutBatch]):
     on_damage          "raise" DatasetError for a damaged row group, or "skip" it: the log, `losses` and `batch.lost`
                        say what was lost
     rank, world_size   default: those of torch.distributed, which must be initialised before; else 0 of 1
-    uneven             when the last step has no batch for every rank: "pad" with empty batches, or "drop" it
+    uneven             when the last step has no batch for every rank: "pad" with empty batches, or "drop" it (which
+                       leaves nothing of an epoch that has fewer batches than there are ranks)
     prefetch           batches made ahead in a thread; 0: none, no thread
 
     Use it with `DataLoader(stream, batch_size=None)`, torchdata's StatefulDataLoader, or as it is. The first iteration
-    starts at `epoch`, or where `load_state_dict` says; each further one, by as many workers, is the next epoch.
+    starts at `epoch`, or where `load_state_dict` says; each further one is the next epoch.
 
     Raises DatasetError and UsageError, see `open_index`.
     """
@@ -147,7 +148,10 @@ class RolloutStream(IterableDataset[RolloutBatch]):
 
     @property
     def losses(self) -> tuple[Loss, ...]:
-        """What damage took so far, as far as this process knows."""
+        """What damage took so far, as far as this process knows.
+
+        Of a sample whose later generation was in there, the earlier one is handed out.
+        """
         return *self._index.losses, *self._lost.values()
 
     @property

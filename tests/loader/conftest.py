@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -40,17 +41,38 @@ def write_shards(tmp_path: Path, make_manifest: Callable[..., Manifest]) -> Call
         schema = shard_schema(support_logprobs=support_logprobs).with_metadata(footer_metadata(manifest))
         with WriterSlot(directory, "w0") as slot:
             for rows in shards:
-                write_parquet(slot.temporary(), build_row_groups(rows, schema), schema)
+                temporary = slot.temporary()
+                write_parquet(temporary, build_row_groups(rows, schema), schema)
                 line = slot.publish(
-                    slot.temporary(),
+                    temporary,
                     rows=len(rows),
                     tokens=sum(len(row.token_ids) for row in rows),
                     mask_ids=sum(len(row.mask_ids) for row in rows),
                 )
                 slot.append(line)
+                temporary.unlink()
         return directory
 
     return write
+
+
+@pytest.fixture(scope="session")
+def templates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Datasets by name, for `once`."""
+    return tmp_path_factory.mktemp("templates")
+
+
+@pytest.fixture
+def once(tmp_path: Path, templates: Path) -> Callable[[str, Callable[[], Path]], Path]:
+    """`once(name, write)`: what `write()` gives the first time, then a copy, which does not wait for the disk."""
+
+    def make(name: str, write: Callable[[], Path]) -> Path:
+        if not (templates / name).exists():
+            shutil.copytree(write(), templates / name)
+            return tmp_path / "dataset"
+        return Path(shutil.copytree(templates / name, tmp_path / "dataset"))
+
+    return make
 
 
 @pytest.fixture

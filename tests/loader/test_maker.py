@@ -71,23 +71,23 @@ def assert_same(one: Any, other: Any) -> None:
 
 
 @pytest.fixture
-def grown(write_shards: WriteShards, make_completion: MakeCompletion) -> Path:
+def grown(
+    write_shards: WriteShards, make_completion: MakeCompletion, once: Callable[[str, Callable[[], Path]], Path]
+) -> Path:
     """A dataset that n was raised for: samples 0 and 1 of all prompts, then 2 and 3, two prompts to a shard.
 
     Lengths differ, and every third prompt is not truncated.
     """
-    return write_shards(
+    shards = [
         [
-            [
-                make_completion(p, k, tokens=1 + (3 * p + 5 * k) % 11, full=p % 3 == 2, support_logprobs=True)
-                for p in (first, first + 1)
-                for k in samples
-            ]
-            for samples in ((0, 1), (2, 3))
-            for first in range(0, 8, 2)
-        ],
-        support_logprobs=True,
-    )
+            make_completion(p, k, tokens=1 + (3 * p + 5 * k) % 11, full=p % 3 == 2, support_logprobs=True)
+            for p in (first, first + 1)
+            for k in samples
+        ]
+        for samples in ((0, 1), (2, 3))
+        for first in range(0, 8, 2)
+    ]
+    return once("grown", lambda: write_shards(shards, support_logprobs=True))
 
 
 @pytest.mark.parametrize("cache_bytes", [0, 2_000, CACHE_BYTES], ids=["no cache", "small", "default"])
@@ -159,6 +159,14 @@ def test_two_datasets_keep_apart(tmp_path: Path, write_shards: WriteShards, make
     assert found == {(0, 0): {"first"}, (1, 1, 1): {"second"}}
 
 
+def test_latest_generation_only(write_shards: WriteShards, make_completion: MakeCompletion) -> None:
+    """Of a sample that was made again, in its place in the group although it is stored elsewhere."""
+    shards = [[make_completion(0, k) for k in range(3)], [make_completion(0, 1, tokens=20, generation=1)]]
+    ((_, batch),) = Making(open_index([write_shards(shards, retries=1)]), group_by_prompt=True)
+    assert (batch.sample_index.tolist(), batch.generation.tolist()) == ([0, 1, 2], [0, 1, 0])
+    assert batch.response_rollouts.bincount().tolist() == [8, 20, 8]
+
+
 def test_support_logprobs_of_some_datasets(
     tmp_path: Path, write_shards: WriteShards, make_completion: MakeCompletion
 ) -> None:
@@ -204,7 +212,7 @@ def test_damage_surfaces_at_the_batch_that_needs_it(
 def test_a_shard_that_goes_while_it_is_read(grown: Path) -> None:
     """Truncated after it was opened for the index: each of its row groups is lost when it is asked for."""
     index = open_index([grown])
-    path = sorted((grown / "data").iterdir())[1]
+    path = sorted((grown / "data").glob("*.parquet"))[1]
     path.write_bytes(path.read_bytes()[:100])
     lost: dict[int, Loss] = {}
     batches = [batch for _, batch in Making(index, lost=lost)]

@@ -20,10 +20,13 @@ BecomeWorker = Callable[..., None]
 
 @pytest.fixture
 def become(monkeypatch: pytest.MonkeyPatch) -> BecomeWorker:
-    """`become(worker, workers)`: this process counts as that DataLoader worker; `become(None)`: as the main one."""
+    """`become(worker, workers, seed)`: this process counts as that worker of a DataLoader iterator, or the main one.
 
-    def become(worker: int | None, workers: int = 0) -> None:
-        info = None if worker is None else SimpleNamespace(id=worker, num_workers=workers)
+    Iterators differ by the seed that they draw.
+    """
+
+    def become(worker: int | None, workers: int = 0, seed: int = 99) -> None:
+        info = None if worker is None else SimpleNamespace(id=worker, num_workers=workers, seed=seed + worker)
         monkeypatch.setattr(schedule, "get_worker_info", lambda: info)
 
     return become
@@ -112,7 +115,7 @@ def test_workers_count_for_themselves(become: BecomeWorker) -> None:
     become(0, 2)
     assert [start.begin().start.epoch for _ in range(2)] == [0, 1]
     become(1, 2)
-    assert (start.epoch, start.begin().start.epoch) == (0, 0)
+    assert start.begin().start.epoch == 0
     become(None)
     assert start.epoch == 2
     start.set(Cursor(5, 3))
@@ -121,25 +124,50 @@ def test_workers_count_for_themselves(become: BecomeWorker) -> None:
         assert start.begin().start == Cursor(5, 3)
 
 
-@pytest.mark.parametrize(("before", "after"), [(0, 2), (2, 0), (1, 2)])
-def test_another_number_of_workers_needs_set_epoch(become: BecomeWorker, before: int, after: int) -> None:
-    """Some of them would begin this epoch and others the next: samples missing here and twice there."""
+@pytest.mark.parametrize(("before", "after"), [(0, 2), (2, 0), (1, 2), (2, 1), (2, 2)])
+@pytest.mark.parametrize("seed", [99, 7], ids=["seeded alike", "another seed"])
+def test_another_iterator_is_the_next_epoch(become: BecomeWorker, before: int, after: int, seed: int) -> None:
+    """For all of its workers, however many there were and are, and whichever comes first."""
 
-    def begin(workers: int) -> list[Cursor]:
+    def begin(workers: int, seed: int) -> list[Cursor]:
         begun = []
-        for worker in range(workers) if workers else [None]:
-            become(worker, workers)
+        for worker in reversed(range(workers)) if workers else [None]:
+            become(worker, workers, seed)
             begun.append(start.begin().start)
         become(None)
         return begun
 
     start = StartPoint()
-    begin(before)
-    with pytest.raises(UsageError, match=f"num_workers is {after}, and was {before} .* set_epoch"):
-        begin(after)
-    become(None)
-    start.set(Cursor(1, 0))
-    assert set(begin(after)) == {Cursor(1, 0)}
+    assert set(begin(before, 99)) == {Cursor(0, 0)}
+    assert set(begin(after, seed)) == {Cursor(1, 0)}
+    assert set(begin(before, seed + 1)) == {Cursor(2, 0)}
+
+
+def test_a_worker_that_was_ended_before_it_began(become: BecomeWorker) -> None:
+    """An iterator is dropped at once, and only one of its workers had come so far: the next iterator is of one mind."""
+    start = StartPoint()
+    become(0, 2, seed=1)
+    assert start.begin().start.epoch == 0
+    begun = []
+    for worker in (1, 0):
+        become(worker, 2, seed=2)
+        begun.append(start.begin().start.epoch)
+    assert begun == [1, 1]
+
+
+def test_workers_are_restored_one_after_the_other(become: BecomeWorker) -> None:
+    """Each sets the same start and what it had made; what was begun before, or by a fellow, does not disturb it."""
+    start = StartPoint()
+    for worker in range(2):
+        become(worker, 2, seed=1)
+        start.begin()
+    for worker, done in ((0, 4), (1, 3)):
+        become(worker, 2, seed=2)
+        start.set(Cursor(0, 2), skipped=done)
+        assert start.begin() == Progress(Cursor(0, 2), done)
+    for worker in range(2):
+        become(worker, 2, seed=2)
+        assert start.begin() == Progress(Cursor(1, 0), 0)
 
 
 def test_the_state_of_a_worker(become: BecomeWorker) -> None:
