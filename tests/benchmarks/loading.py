@@ -65,6 +65,7 @@ CHECKS = "checksums, headers, values"
 
 CASES = (
     Case("rollgen RolloutStream", stores.rollgen_stream, "rollgen", CHECKS),
+    Case("rollgen row groups, CSR tensors", stores.rollgen_row_groups, "rollgen", CHECKS),
     Case("rollgen RolloutDataset, collate", stores.rollgen_dataset, "rollgen", CHECKS),
     Case("HF datasets, Python rows", stores.huggingface_rows, "huggingface", "nothing", "datasets"),
     Case("HF datasets, torch format", stores.huggingface_torch, "huggingface", "nothing", "datasets"),

@@ -137,6 +137,25 @@ def _fill_mds(rows: Sequence[RawCompletion], directory: Path) -> None:
             out.write(dict(zip(MDS_COLUMNS, values, strict=True)))
 
 
+def rollgen_row_groups(directory: Path) -> ReadAll:
+    """Verified row groups as CSR tensors: what a batch is made of, before it is made."""
+    return lambda: _read_row_groups(directory / "rollgen")
+
+
+def _read_row_groups(dataset: Path) -> Iterator[Piece]:
+    from torch import from_numpy
+
+    from rollgen.format.reader import open_dataset
+    from rollgen.loader.row_groups import load_row_group
+
+    for stored in open_dataset(dataset).shards:
+        with stored.open() as shard:
+            for index in range(len(shard.row_group_rows)):
+                rows = load_row_group(shard, index, VOCAB_SIZE, scalars=())
+                arrays = (rows.token_ids.values, rows.logprobs, rows.mask_ids, rows.mask_lengths)
+                yield Piece(len(rows.logprobs), *(from_numpy(array.copy()) for array in arrays))  # some are read-only
+
+
 def rollgen_stream(directory: Path) -> ReadAll:
     """`RolloutStream` in the order of the files."""
     return _stream(directory, shuffle=False)
