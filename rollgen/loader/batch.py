@@ -147,11 +147,15 @@ class RolloutBatch:
 
         `logits` [R, L, V] are the model's raw output for `input_ids`, contiguous: those at t - 1 predict the token at
         t, and each is divided by its rollout's temperature. Raises UsageError when they do not fit the batch.
+
+        The entropy over the supports, or the mass that they keep, comes from the op itself, with `rows` in place of the
+        shift: `ops.support_logprobs(logits.flatten(0, 1), batch.support, batch.response_ids(),
+        batch.response_temperature(), rows=batch.response_places - 1, entropy=True)`.
         """
         places = self._predictors("logits", logits)
         return self._spread(
             support_logprobs(
-                logits.flatten(0, 1), self.support, self._targets(), self.response_temperature(), rows=places
+                logits.flatten(0, 1), self.support, self.response_ids(), self.response_temperature(), rows=places
             )
         )
 
@@ -166,7 +170,7 @@ class RolloutBatch:
                 hidden.flatten(0, 1),
                 weight,
                 self.support,
-                self._targets(),
+                self.response_ids(),
                 self.response_temperature(),
                 bias=bias,
                 rows=places,
@@ -177,7 +181,8 @@ class RolloutBatch:
         """float32 [N], the temperature of each generated token."""
         return self.temperature[self.response_rollouts]
 
-    def _targets(self) -> Tensor:
+    def response_ids(self) -> Tensor:
+        """int64 [N], the generated tokens."""
         return self.input_ids.flatten()[self.response_places]
 
     def _predictors(self, name: str, outputs: Tensor) -> Tensor:
