@@ -4,6 +4,7 @@
     ├── UsageError              exit 2   a flag, a config key or an input row is wrong; raised before a model loads
     ├── ResumeRefused           exit 4   the directory holds a run that this command would not continue, or a live one
     ├── DatasetError            exit 1   a dataset directory or file is damaged, missing or not rollgen's
+    │   └── MissingFile         exit 1   it is not there: removed, replaced, or never copied
     ├── EngineError             exit 1   the inference engine could not start, died or stalled
     │   └── UnfitEngine         exit 1   it runs but cannot give what was asked for: starting it again would not help
     ├── CaptureError            exit 1   one completion came back without an exact, complete support
@@ -40,6 +41,10 @@ class ResumeRefused(RollgenError):
 
 class DatasetError(RollgenError):
     """A dataset cannot be trusted; names the file, and the row group where there is one."""
+
+
+class MissingFile(DatasetError):
+    """A file of a dataset is not there: nothing that skipping damage could make up for."""
 
 
 class EngineError(RollgenError):

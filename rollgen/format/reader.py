@@ -26,11 +26,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rollgen.errors import DatasetError
-from rollgen.format.journal import JournalLine, footer_sha256
+from rollgen.errors import DatasetError, MissingFile
+from rollgen.format.journal import JournalLine, committed_shards, footer_sha256
 from rollgen.format.manifest import Manifest, check_format_version, read_manifest
 from rollgen.format.pages import check_pages
-from rollgen.format.replacement import committed_shards
 from rollgen.format.schema import (
     DATA_DIR,
     FOOTER_CONFIG_DIGEST,
@@ -125,7 +124,7 @@ def open_dataset(directory: Path) -> StoredDataset:
     )
     missing = sorted(journal.committed.keys() - {shard.path.name for shard in shards})
     if missing:
-        raise DatasetError(f"{directory / DATA_DIR / missing[0]}: missing, though committed; {_REMAKE}")
+        raise MissingFile(f"{directory / DATA_DIR / missing[0]}: missing, though committed; {_REMAKE}")
     return StoredDataset(directory, manifest, shards)
 
 
@@ -212,7 +211,7 @@ def _translated(place: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        raise DatasetError(f"{place}: missing") from None
+        raise MissingFile(f"{place}: missing") from None
     except (OSError, ValueError, pa.ArrowException) as error:
         reason = " ".join(str(error).split())
         raise DatasetError(f"{place}: damaged or not a shard: {reason}; {_REMAKE}") from None

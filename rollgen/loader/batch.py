@@ -5,6 +5,9 @@ the logits. Token tensors are [R, L]: *padded*, a row for each rollout (R = B, L
 right; or *packed*, all rollouts one after the other in a single row (R = 1, L the sum of P + T), for attention that
 takes `cu_seqlens` or `position_ids`. Everything about a generated token stands at that token's own place in
 `input_ids`; the logits that predicted it stand one place before, and the methods that take logits do that shift.
+
+A batch without rollouts, B = 0 and N = 0, has one token of padding all the same, R = L = 1, that attends to itself: a
+model can run on it, forward and backward, so that ranks with and without rollouts stay in step.
 """
 
 from __future__ import annotations
@@ -95,11 +98,14 @@ class RolloutBatch:
     input_ids: Tensor
     """int64 [R, L]"""
     attention_mask: Tensor
-    """bool [R, L], false on padding."""
+    """bool [R, L], false on padding; true on that of an empty batch."""
     position_ids: Tensor
     """int64 [R, L], place of each token in its rollout."""
     cu_seqlens: Tensor
-    """int32 [B + 1], running sum of the rollouts' lengths P + T from 0: of a packed batch, where each starts."""
+    """int32 [B + 1], running sum of the rollouts' lengths P + T from 0: of a packed batch, where each starts.
+
+    (0, 1) of an empty one.
+    """
     max_length: int
     """Longest P + T."""
     response_mask: Tensor
@@ -235,16 +241,18 @@ def assemble(
         prompt_id = samples.scalars["prompt_id"][int(prompt_lengths.argmin())]
         raise UsageError(f"{prompt_id!r}: the prompt is empty: no logits predict the first token")
     lengths = prompt_lengths + response_lengths
-    longest = int(lengths.max(initial=0))
+    if not len(samples):
+        lengths = np.ones(1, np.int64)  # the token of an empty batch
+    longest = int(lengths.max())
     cu_seqlens = offsets_of(lengths)
     if layout == "padded":
-        shape, starts = (len(samples), longest), np.arange(len(samples)) * longest
+        shape, starts = (len(lengths), longest), np.arange(len(samples)) * longest
         attention_mask = np.arange(longest) < lengths[:, None]
         position_ids = np.broadcast_to(np.arange(longest), shape).copy()
     else:
-        shape, starts = (1, int(cu_seqlens[-1])), cu_seqlens[:-1]
+        shape, starts = (1, int(cu_seqlens[-1])), cu_seqlens[: len(samples)]
         attention_mask = np.ones(shape, np.bool_)
-        position_ids = _places(cu_seqlens, np.zeros_like(starts)).reshape(shape)
+        position_ids = _places(cu_seqlens, np.zeros_like(lengths)).reshape(shape)
     response_places = _places(samples.token_ids.offsets, starts + prompt_lengths)
     size = shape[0] * shape[1]
     input_ids = np.full(size, pad_id, np.int64)

@@ -64,7 +64,9 @@ class RolloutDataset(Dataset[Rollout]):
     def __init__(
         self, path: str | os.PathLike[str], *, allow_unreplayable: bool = False, all_generations: bool = False
     ) -> None:
-        self._index = open_index([Path(path)], allow_unreplayable=allow_unreplayable, all_generations=all_generations)
+        self._index = open_index(
+            [Path(path).absolute()], allow_unreplayable=allow_unreplayable, all_generations=all_generations
+        )
         self.manifest = self._index.datasets[0].manifest
         self._row_groups = RowGroupCache(self._load)
 
@@ -98,7 +100,13 @@ class RolloutDataset(Dataset[Rollout]):
     def _load(self, group: int) -> Samples:
         shard, number = self._index.place(group)
         with shard.open() as opened:
-            return load_row_group(opened, number, self.vocab_size, _SCALARS)
+            return load_row_group(
+                opened,
+                number,
+                self.vocab_size,
+                _SCALARS,
+                support_logprobs=self._index.has_support_logprobs,
+            )
 
 
 def _rollout(samples: Samples, row: int) -> Rollout:

@@ -18,9 +18,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rollgen.errors import DatasetError, UsageError
-from rollgen.format.commit import footer_sha256
+from rollgen.errors import DatasetError, MissingFile, UsageError
+from rollgen.format.commit import file_sha256
 from rollgen.format.reader import ShardReader, StoredDataset, StoredShard, open_dataset, read_columns, read_row_group
+from rollgen.format.retries import read_retries
 from rollgen.format.schema import shard_schema
 from rollgen.loader.samples import offsets_of
 
@@ -41,6 +42,7 @@ class Loss(NamedTuple):
     place: str
     """The file, and the row group where it is one."""
     samples: int
+    """Rows stored there; found while reading, those of them that were to be handed out."""
     reason: str
 
 
@@ -101,6 +103,11 @@ class Index:
         shard, number = self.groups[group].tolist()
         return self.shards[shard], number
 
+    @property
+    def has_support_logprobs(self) -> bool:
+        """Whether all datasets store them."""
+        return all(dataset.manifest.support_logprobs for dataset in self.datasets)
+
     def loss(self, group: int, error: DatasetError) -> Loss:
         """What is lost with a row group that cannot be read."""
         first, stop = np.searchsorted(self.rows, self.group_offsets[group : group + 2])
@@ -108,12 +115,12 @@ class Index:
         return Loss(f"{shard.path}: row group {number}", int(stop - first), str(error))
 
     def fingerprint(self) -> str:
-        """SHA-256 of what is handed out: the shards' footers, the row groups, the samples and their lengths."""
+        """SHA-256 of what is handed out: the shards that were read, the row groups, the samples and their lengths."""
         sha256 = hashlib.sha256()
         for number in np.unique(self.groups[:, 0]).tolist():
             shard = self.shards[number]
-            footer = shard.line.footer_sha256 if shard.line else footer_sha256(shard.path)
-            sha256.update(f"{shard.config_digest} {shard.path.name} {footer}\n".encode())
+            content = shard.line.sha256 if shard.line else file_sha256(shard.path)
+            sha256.update(f"{shard.config_digest} {shard.path.name} {content}\n".encode())
         for array in (self.groups, self.rows, self.tokens):
             sha256.update(array.tobytes())
         return sha256.hexdigest()
@@ -130,9 +137,10 @@ def open_index(
     """Open datasets of one vocabulary.
 
     Raises DatasetError when a directory is not a complete, undamaged dataset (with `on_damage="skip"`, damaged shards
-    and row groups are left out and reported), and UsageError for no dataset or one twice, for different vocabularies,
-    for a filter over columns that are not there, and for samples that cannot be replayed (penalties, biases: relative
-    logits were changed inside the support), unless `allow_unreplayable`.
+    and row groups are left out and reported, and never an earlier generation taken for a lost one), and UsageError for
+    no dataset or one twice, for different vocabularies, for a filter over columns that are not there, and for samples
+    that cannot be replayed (penalties, biases: relative logits were changed inside the support), unless
+    `allow_unreplayable`.
     """
     datasets = _open_datasets(paths)
     shards = [(number, stored) for number, dataset in enumerate(datasets) for stored in dataset.shards]
@@ -148,6 +156,10 @@ def open_index(
     shard_of_row = np.repeat(groups[:, 0], np.diff(group_offsets))
     current = _current_rows(rows, dataset_of_row, shard_of_row, [stored for _, stored in shards])
     taken = rows.kept if all_generations else rows.kept & current
+    if reader.losses and retried:
+        overtaken = taken & _overtaken(rows, dataset_of_row, datasets)
+        taken &= ~overtaken
+        reader.lose_overtaken(int(overtaken.sum()))
     if not allow_unreplayable:
         _check_replayable(rows.replayable | ~taken, shard_of_row, [stored for _, stored in shards])
     chosen = np.flatnonzero(taken)
@@ -179,6 +191,8 @@ def _open_datasets(paths: Sequence[Path]) -> tuple[StoredDataset, ...]:
                 f"{path}: the model's vocabulary is {dataset.manifest.vocab_size}, that of {paths[0]} "
                 f"{datasets[0].manifest.vocab_size}; only datasets of one vocabulary can share batches"
             )
+        if dataset.manifest.tokenizer_sha256 != datasets[0].manifest.tokenizer_sha256:
+            _LOG.warning("%s and %s: the tokenizers differ: do ids mean the same in both?", paths[0], path)
     return datasets
 
 
@@ -186,6 +200,8 @@ def _columns_of(filter: pc.Expression | None, datasets: Sequence[StoredDataset])
     """The columns that an expression reads: those it cannot be evaluated without."""
     if filter is None:
         return []
+    if "FieldPath(" in str(filter):
+        raise UsageError(f"filter: {filter} names a column by its place: places differ between datasets; use its name")
     stored = all(dataset.manifest.support_logprobs for dataset in datasets)
     nothing = shard_schema(support_logprobs=stored).empty_table()
     try:
@@ -237,7 +253,7 @@ class _Reader:
                 else:
                     self._add(read_columns(shard, [*self._names, *self._filtered]), number, range(len(rows)), rows)
         except DatasetError as error:
-            if not self._skips:
+            if not self._skips or isinstance(error, MissingFile):
                 raise
             self._lose(str(stored.path), stored.line.rows if stored.line else 0, error)
 
@@ -252,6 +268,14 @@ class _Reader:
     def _lose(self, place: str, samples: int, error: DatasetError) -> None:
         self.losses.append(Loss(place, samples, str(error)))
         report_loss(self.losses[-1])
+
+    def lose_overtaken(self, samples: int) -> None:
+        """Samples of which only an earlier generation is left: the later one was lost, or is not made yet."""
+        if samples:
+            self.losses.append(
+                Loss("retries", samples, "their later generation is not there, and may be what is damaged")
+            )
+            report_loss(self.losses[-1])
 
     def _add(self, table: pa.Table, shard: int, groups: Sequence[int], rows: Sequence[int]) -> None:
         self.groups += [(shard, group) for group in groups]
@@ -318,6 +342,20 @@ def _current_rows(
     current = np.ones(len(order), np.bool_)
     current[order[:-1][same_sample]] = False  # a later generation of the same sample follows
     return current
+
+
+def _overtaken(rows: Rows, dataset: npt.NDArray[Any], datasets: Sequence[StoredDataset]) -> npt.NDArray[np.bool_]:
+    """Which rows a retry was to make again: they are not current, though the later row may not be there."""
+    overtaken = np.zeros(len(dataset), np.bool_)
+    for number, stored in enumerate(datasets):
+        for retries in read_retries(stored.directory, stored.manifest):
+            earlier = np.flatnonzero((dataset == number) & (rows.generation < retries.generation))
+            listed = pa.table({"prompt": retries.prompt_index, "sample": retries.sample_index})
+            found = pa.table(
+                {"prompt": rows.prompt_index[earlier], "sample": rows.sample_index[earlier], "row": earlier}
+            ).join(listed, ["prompt", "sample"], join_type="left semi")
+            overtaken[found["row"].to_numpy()] = True
+    return overtaken
 
 
 def _check_replayable(

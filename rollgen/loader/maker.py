@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from rollgen.errors import DatasetError
+from rollgen.errors import DatasetError, MissingFile
 from rollgen.loader.batch import BATCH_SCALARS, Layout, RolloutBatch, assemble
 from rollgen.loader.index import Index, Loss, report_loss
 from rollgen.loader.order import Epoch, Units, last_uses, samples_of
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class BatchMaker:
     """For one thread. Use as a context manager: it keeps files open.
 
-    lost   collects, by row group, what damage took; None: damage raises DatasetError
+    lost   takes, by row group, what damage took; None: damage raises DatasetError
     """
 
     def __init__(
@@ -42,6 +42,7 @@ class BatchMaker:
         self._index, self._units, self._epoch = index, units, epoch
         self._layout, self._pad_id = layout, pad_id
         self._lost = lost
+        self._unreadable: set[int] = set()  # in this epoch: the next one tries again
         self._last_uses = last_uses(units, epoch, index.locate(np.arange(len(index)))[0], len(index.groups))
         self._shards = OpenShards()
         self._row_groups = RowGroupCache(self._load, cache_bytes)
@@ -75,23 +76,32 @@ class BatchMaker:
         loaded = {number: self._load_or_lose(number) for number in np.unique(group).tolist()}
         sources = {number: samples for number, samples in loaded.items() if samples is not None}
         if not sources:
-            return empty_samples(self._index.vocab_size, BATCH_SCALARS), wanted[:0]
+            stored = self._index.has_support_logprobs
+            return empty_samples(self._index.vocab_size, BATCH_SCALARS, support_logprobs=stored), wanted[:0]
         there = np.isin(group, list(sources))
         source = np.searchsorted(list(sources), group[there])
         return gather(list(sources.values()), source, row[there]), wanted[there]
 
     def _load_or_lose(self, group: int) -> Samples | None:
-        if self._lost is None:
-            return self._row_groups[group]
-        if group in self._lost:
+        if group in self._unreadable:
             return None
         try:
             return self._row_groups[group]
         except DatasetError as error:
-            self._lost[group] = self._index.loss(group, error)
-            report_loss(self._lost[group])
+            if self._lost is None or isinstance(error, MissingFile):
+                raise
+            self._unreadable.add(group)
+            if group not in self._lost:
+                self._lost[group] = self._index.loss(group, error)
+                report_loss(self._lost[group])
             return None
 
     def _load(self, group: int) -> Samples:
         stored, number = self._index.place(group)
-        return load_row_group(self._shards[stored], number, self._index.vocab_size, BATCH_SCALARS)
+        return load_row_group(
+            self._shards[stored],
+            number,
+            self._index.vocab_size,
+            BATCH_SCALARS,
+            support_logprobs=self._index.has_support_logprobs,
+        )

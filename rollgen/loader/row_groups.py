@@ -76,19 +76,21 @@ class OpenShards:
             self._open.popitem()[1].close()
 
 
-def load_row_group(shard: ShardReader, index: int, vocab_size: int, scalars: Sequence[str]) -> Samples:
-    """Read, verify and decode one row group with these scalar columns.
+def load_row_group(
+    shard: ShardReader, index: int, vocab_size: int, scalars: Sequence[str], *, support_logprobs: bool = False
+) -> Samples:
+    """Read, verify and decode one row group with these scalar columns, and with the support_logprobs if asked for.
 
     Raises DatasetError, naming file and row group, for damage and for lists that do not align.
     """
     names = [*_LISTS, *_CHECKED, *(name for name in scalars if name not in _CHECKED)]
-    if "support_logprobs" in shard.stored:
+    if support_logprobs:
         names.append("support_logprobs")
     table = read_row_group(shard, index, names, use_threads=False)  # processes are the parallelism
     token_ids, logprobs = ragged(table["token_ids"]), ragged(table["logprobs"])
     mask = nested_ragged(table["sampling_mask"])
     aligned = [(token_ids.offsets, logprobs.offsets), (token_ids.offsets, mask.row_offsets)]
-    support = nested_ragged(table["support_logprobs"]) if "support_logprobs" in names else None
+    support = nested_ragged(table["support_logprobs"]) if support_logprobs else None
     if support is not None:
         aligned.append((mask.offsets, support.offsets))
     if not all(np.array_equal(one, other) for one, other in aligned):
@@ -105,6 +107,7 @@ def load_row_group(shard: ShardReader, index: int, vocab_size: int, scalars: Seq
         support_logprobs=None if support is None else support.values,
         scalars={name: _values(table[name]) for name in scalars},
         vocab_size=vocab_size,
+        text_bytes=sum(table[name].nbytes for name in scalars if pa.types.is_string(table.schema.field(name).type)),
     )
 
 

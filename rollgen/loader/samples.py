@@ -40,16 +40,19 @@ class Samples:
     scalars: Mapping[str, npt.NDArray[Any]]
     """Columns of one value a row, [R]: numbers, or objects (str, None) for texts."""
     vocab_size: int
+    text_bytes: int = 0
+    """Of the texts in `scalars`, where that is known."""
 
     def __len__(self) -> int:
         return len(self.token_ids.offsets) - 1
 
     @property
     def nbytes(self) -> int:
-        """Memory of the arrays; texts are counted as the references to them."""
+        """Memory of the arrays and texts."""
         arrays = (*self.prompt_ids, *self.token_ids, self.logprobs, self.mask_ids, self.mask_lengths, self.mask_offsets)
         stored = () if self.support_logprobs is None else (self.support_logprobs,)
-        return sum(array.nbytes for array in (*arrays, *stored, *self.scalars.values()))
+        held = sum(array.nbytes for array in (*arrays, *stored, *self.scalars.values()))
+        return int(held) + self.text_bytes
 
 
 def gather(sources: Sequence[Samples], source: Int64Array, row: Int64Array) -> Samples:
@@ -100,7 +103,7 @@ class _Stretches(NamedTuple):
         return [slice(start, stop) for start, stop in runs], offsets_of(stops - starts)
 
 
-def empty_samples(vocab_size: int, scalars: Sequence[str]) -> Samples:
+def empty_samples(vocab_size: int, scalars: Sequence[str], *, support_logprobs: bool = False) -> Samples:
     """No rows."""
     ids, offsets = np.zeros(0, np.int32), np.zeros(1, np.int64)
     return Samples(
@@ -110,7 +113,7 @@ def empty_samples(vocab_size: int, scalars: Sequence[str]) -> Samples:
         mask_ids=ids,
         mask_lengths=ids,
         mask_offsets=offsets,
-        support_logprobs=None,
+        support_logprobs=np.zeros(0, np.float32) if support_logprobs else None,
         scalars={name: np.zeros(0, np.object_) for name in scalars},
         vocab_size=vocab_size,
     )

@@ -36,6 +36,10 @@ class Cursor(NamedTuple):
     """Global batches of the epoch that come before."""
 
 
+PLACE_KEYS: Final = frozenset({*Cursor._fields, "done", "rank", "world_size", "worker", "workers"})
+"""What a state may say about a place, all of them whole numbers: a cursor, and of a worker's state the rest too."""
+
+
 class Share(NamedTuple):
     """What one worker of one rank makes of an epoch, from a cursor on."""
 
@@ -92,12 +96,19 @@ class StartPoint:
     Set in the main process, in memory shared with the workers, so that it reaches workers that are running already. The
     first iteration after it was set starts there, and each further one with the epoch after the last that anyone began.
     Workers of one DataLoader iterator know each other by a key, so that they begin the same epoch, however many there
-    are, whoever is first, and though some worker of an earlier iterator was ended before it began.
+    are, whoever is first, and though some worker of an earlier iterator was ended before it began. A worker that is so
+    slow to come that the start was set again since it was made works for nobody, and does not count.
+
+    One iterator at a time: workers of two would take each other's rows.
     """
 
     def __init__(self) -> None:
         self._start = _shared(2)
         """Epoch and position."""
+        self._settings = _shared(1)
+        """How often it was set, in the main process."""
+        self._known_settings = 0
+        """How often it had been set when this process was made; or later, where the process could not miss it."""
         self._slots = _shared(1 + MAX_WORKERS, len(_Slot))
         """A row for the main process, and one for each number of a worker."""
         self._running: Progress | None = None
@@ -116,6 +127,9 @@ class StartPoint:
     def set(self, start: Cursor, *, skipped: int = 0) -> None:
         """Start there next. A restored worker clears away what was before, not what its fellows, restored too, set."""
         slot = _slot()
+        if not slot:
+            self._settings += 1
+        self._known_settings = int(self._settings)
         keys = self._slots[:, _Slot.WORK] >> _EPOCH_BITS
         self._start[:] = torch.tensor(start)
         self._slots[(keys != 0) & (keys != _key()) if slot else slice(None)] = 0
@@ -126,6 +140,11 @@ class StartPoint:
         """Begin an iteration in this process, which counts in the result the batches that it hands out."""
         key, mine = _key(), self._slots[_slot()]
         start = Cursor(*self._start.tolist())
+        is_late = self._running is None and self._known_settings != int(self._settings)
+        self._known_settings = int(self._settings)  # persistent workers begin further iterations when told, not late
+        if is_late:
+            self._running = Progress(start, 0)
+            return self._running
         if int(mine[_Slot.WORK]) >> _EPOCH_BITS == key:  # workers that persist
             epoch = (int(mine[_Slot.WORK]) & _EPOCH_MASK) + 1
         else:
@@ -138,6 +157,12 @@ class StartPoint:
         if epoch == start.epoch:
             self._running = Progress(start, int(mine[_Slot.SKIPPED]))
         return self._running
+
+    def check_undisturbed(self) -> None:
+        """Raise UsageError in a worker whose row another DataLoader iterator has taken: both are in use."""
+        slot = _slot()
+        if slot and int(self._slots[slot, _Slot.WORK]) >> _EPOCH_BITS not in (0, _key()):
+            raise UsageError("two DataLoader iterators are reading one stream at the same time: give each a stream")
 
     def _next_epoch(self, work: Tensor) -> int:
         begun = work[work != 0] & _EPOCH_MASK
@@ -163,9 +188,9 @@ class StartPoint:
             worker, workers = this_worker()
             here = {"rank": rank, "world_size": world_size, "worker": worker, "workers": workers}
             for name, value in here.items():
-                if state[name] != value:
+                if state.get(name) != value:
                     raise ResumeRefused(
-                        f"the state is of {name} {state[name]}, this is {name} {value}; a state that "
+                        f"the state is of {name} {state.get(name)}, this is {name} {value}; a state that "
                         "`state_dict(batch)` makes fits any number of ranks and workers"
                     )
         self.set(Cursor(state["epoch"], state["position"]), skipped=state.get("done", 0))
@@ -221,6 +246,8 @@ def resolve_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
         return 0, 1
     if rank is None or world_size is None:
         raise UsageError("rank and world_size belong together: pass both, or neither")
+    if not (isinstance(rank, int) and isinstance(world_size, int)):
+        raise UsageError(f"rank and world_size must be whole numbers, not {rank!r} and {world_size!r}")
     if not 0 <= rank < world_size:
         raise UsageError(f"rank must be from 0 to {world_size - 1} (world_size - 1), not {rank}")
     return rank, world_size
@@ -235,3 +262,23 @@ def check_rank(rank: int, world_size: int) -> None:
                 f"the stream was made for rank {rank} of {world_size}, torch.distributed says {now[0]} of {now[1]}: "
                 "make it after init_process_group, or pass rank= and world_size="
             )
+
+
+def check_same_on_all_ranks(identity: Mapping[str, Any], world_size: int) -> None:
+    """Raise UsageError when the ranks of torch.distributed would read different datasets, or in different orders.
+
+    Copies on several hosts may differ, and so may what damage left of them. Nothing is compared where torch.distributed
+    is not initialised, or has another number of ranks: then these are not the ones that share a stream.
+    """
+    if not (distributed.is_available() and distributed.is_initialized()) or this_worker() != (0, 1):
+        return
+    if world_size == 1 or distributed.get_world_size() != world_size:
+        return
+    everyone: list[Any] = [None] * world_size
+    group = distributed.new_group(backend="gloo")  # the default one may need a device that is not chosen yet
+    distributed.all_gather_object(everyone, dict(identity), group=group)
+    distributed.destroy_process_group(group)
+    for rank, theirs in enumerate(everyone):
+        for name, value in identity.items():
+            if theirs[name] != value:
+                raise UsageError(f"rank {rank} has another {name} than this one: {theirs[name]!r}, not {value!r}")

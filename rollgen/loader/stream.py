@@ -25,8 +25,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from itertools import starmap
+from operator import index
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import TYPE_CHECKING, Any, Final, SupportsIndex, get_args
 
 from torch.utils.data import IterableDataset
 
@@ -37,7 +38,18 @@ from rollgen.loader.index import Loss, OnDamage, open_index
 from rollgen.loader.maker import BatchMaker
 from rollgen.loader.order import BatchSettings, Epoch, plan_epoch, units_of
 from rollgen.loader.row_groups import CACHE_BYTES
-from rollgen.loader.schedule import Cursor, Progress, Share, StartPoint, Uneven, check_rank, resolve_rank, this_worker
+from rollgen.loader.schedule import (
+    PLACE_KEYS,
+    Cursor,
+    Progress,
+    Share,
+    StartPoint,
+    Uneven,
+    check_rank,
+    check_same_on_all_ranks,
+    resolve_rank,
+    this_worker,
+)
 
 if TYPE_CHECKING:
     import pyarrow.compute as pc
@@ -70,12 +82,13 @@ class RolloutStream(IterableDataset[RolloutBatch]):
     on_damage          "raise" DatasetError for a damaged row group, or "skip" it: the log, `losses` and `batch.lost`
                        say what was lost
     rank, world_size   default: those of torch.distributed, which must be initialised before; else 0 of 1
-    uneven             when the last step has no batch for every rank: "pad" with empty batches, or "drop" it (which
-                       leaves nothing of an epoch that has fewer batches than there are ranks)
+    uneven             when the last step has no batch for every rank: "pad" with empty batches (see `RolloutBatch`), or
+                       "drop" it
     prefetch           batches made ahead in a thread; 0: none, no thread
 
-    Use it with `DataLoader(stream, batch_size=None)`, torchdata's StatefulDataLoader, or as it is. The first iteration
-    starts at `epoch`, or where `load_state_dict` says; each further one is the next epoch.
+    Use it with `DataLoader(stream, batch_size=None)`, torchdata's StatefulDataLoader, or as it is; one at a time and
+    in order, because a state counts what came before. The first iteration starts at `epoch`, or where `load_state_dict`
+    says; each further one is the next epoch.
 
     Raises DatasetError and UsageError, see `open_index`.
     """
@@ -103,10 +116,10 @@ class RolloutStream(IterableDataset[RolloutBatch]):
     ) -> None:
         _check_choices(layout=(layout, Layout), on_damage=(on_damage, OnDamage), uneven=(uneven, Uneven))
         _check_numbers(1, batch_tokens=batch_tokens, shuffle_window=shuffle_window)
-        _check_numbers(0, seed=seed, prefetch=prefetch, cache_bytes=cache_bytes)
+        _check_numbers(0, seed=seed, prefetch=prefetch, cache_bytes=cache_bytes, pad_id=pad_id)
         self._given_rank = rank is not None
         self._rank, self._world_size = resolve_rank(rank, world_size)
-        directories = [Path(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
+        directories = [Path(path).absolute() for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
         if self._world_size > 1:
             _check_no_writer(directories)
         self._index = open_index(directories, filter=filter, allow_unreplayable=allow_unreplayable, on_damage=on_damage)
@@ -114,7 +127,14 @@ class RolloutStream(IterableDataset[RolloutBatch]):
             raise UsageError(
                 f"{', '.join(map(str, directories))}: no sample to read{' passes the filter' * (filter is not None)}"
             )
-        self._settings = BatchSettings(batch_tokens, shuffle, seed, group_by_prompt, bucket_by_length, shuffle_window)
+        self._settings = BatchSettings(
+            int(batch_tokens),
+            bool(shuffle),
+            int(seed),
+            bool(group_by_prompt),
+            bool(bucket_by_length),
+            int(shuffle_window),
+        )
         self._units = units_of(self._index, group_by_prompt=group_by_prompt)
         self._planned: tuple[int, Epoch] | None = None
         self._layout, self._pad_id = layout, pad_id
@@ -126,9 +146,8 @@ class RolloutStream(IterableDataset[RolloutBatch]):
             "version": STATE_VERSION,
             "dataset": self._index.fingerprint(),
             **asdict(self._settings),
-            "filter": None if filter is None else str(filter),
-            "allow_unreplayable": allow_unreplayable,
         }
+        check_same_on_all_ranks(self._identity, self._world_size)
         self._report_oversized()
 
     @property
@@ -195,12 +214,14 @@ class RolloutStream(IterableDataset[RolloutBatch]):
                 raise UsageError(f"load_state_dict: not the state of a stream: it has no {name!r}")
         for name, value in self._identity.items():
             if state[name] != value:
-                what = (
-                    "the dataset has changed since"
-                    if name == "dataset"
-                    else f"{name} was {state[name]!r}, is {value!r}"
-                )
+                what = f"{name} was {state[name]!r}, is {value!r}"
+                if name == "dataset":
+                    what = "the dataset, or what the filter keeps of it, has changed since"
                 raise ResumeRefused(f"this stream cannot continue from the state: {what}")
+        for name in PLACE_KEYS & state.keys():
+            _check_numbers(0, **{name: state[name]})
+        if state["position"] and state["position"] >= len(self._plan(state["epoch"])):
+            raise UsageError(f"load_state_dict: epoch {state['epoch']} has no batch {state['position']}")
         self._start.load(state, self._rank, self._world_size)
 
     def __iter__(self) -> Iterator[RolloutBatch]:
@@ -208,6 +229,8 @@ class RolloutStream(IterableDataset[RolloutBatch]):
             check_rank(self._rank, self._world_size)
         progress = self._start.begin()
         share = self._share(progress.start)
+        if not share.steps:
+            _LOG.warning("epoch %d: fewer batches than ranks are left: all are dropped", progress.start.epoch)
         return self._iterate(self._plan(progress.start.epoch), share.batches(progress.done), progress)
 
     def _iterate(
@@ -223,6 +246,7 @@ class RolloutStream(IterableDataset[RolloutBatch]):
             lost=self._lost if self._skips_damage else None,
         ) as maker:
             for batch in _ahead(maker.make, wanted, self._prefetch):
+                self._start.check_undisturbed()
                 progress.done += 1
                 yield batch
 
@@ -284,7 +308,7 @@ def _check_choices(**choices: tuple[object, Any]) -> None:
             raise UsageError(f"{name} must be one of {', '.join(map(repr, get_args(choice)))}, not {value!r}")
 
 
-def _check_numbers(least: int, **numbers: int) -> None:
+def _check_numbers(least: int, **numbers: SupportsIndex) -> None:
     for name, value in numbers.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        if isinstance(value, bool) or not hasattr(value, "__index__") or not least <= index(value) < 1 << 63:
             raise UsageError(f"{name} must be a whole number, {least} or more, not {value!r}")

@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ import numpy as np
 import pyarrow.compute as pc
 import pytest
 
-from rollgen.errors import DatasetError, UsageError
+from rollgen.errors import DatasetError, MissingFile, UsageError
 from rollgen.format import reader
 from rollgen.format.manifest import Manifest
+from rollgen.format.retries import RetryList
+from rollgen.loader import RolloutStream
 from rollgen.loader import index as index_module
 from rollgen.loader.index import Index, open_index
 from rollgen.rollouts import Completion
@@ -124,8 +127,9 @@ def test_filters(three_shards: Path, name: str, on_damage: index_module.OnDamage
         (pc.field("sample_index"), "must evaluate to bool"),
         (pc.field("support_logprobs").is_valid(), "cannot be evaluated on the columns"),
         (pc.field("text").cast("int64") > 3, "fails on a value: Failed to parse string"),
+        (pc.field(2) >= 1, "names a column by its place"),
     ],
-    ids=["unknown column", "not a truth value", "column not stored", "bad value"],
+    ids=["unknown column", "not a truth value", "column not stored", "bad value", "by place"],
 )
 def test_filters_that_cannot_be(three_shards: Path, expression: pc.Expression, message: str) -> None:
     """One line that shows the expression, whether it can never be evaluated or fails on what is stored."""
@@ -161,6 +165,37 @@ def test_latest_generation_before_the_filter(retried: Path) -> None:
     assert len(open_index([retried], filter=pc.field("finish_reason") == "length")) == 0
     assert open_index([retried], filter=pc.field("generation") == 1).rows.tolist() == [3]
     assert len(open_index([retried], all_generations=True)) == 4
+
+
+@pytest.mark.parametrize("byte", ["footer", "wide column"])
+def test_a_lost_generation_is_not_replaced_by_an_earlier_one(
+    retried: Path, damage: Callable[..., Path], byte: str
+) -> None:
+    """The cut row of a sample that was made again is not current, whatever became of the later one."""
+    retries = RetryList(1, np.array([0]), np.array([1], np.int32), np.array([99], np.int32))
+    retries.write(retried / "retry-1.parquet")
+    if byte == "footer":
+        os.truncate(retried / "data/part-w0-000001.parquet", 300)
+    else:
+        damage(retried, 1, "token_ids")
+    stream = RolloutStream(retried, on_damage="skip")
+    assert sorted(int(k) for batch in stream for k in batch.sample_index) == [0, 2]
+    assert sum(loss.samples for loss in stream.losses) == (2 if byte == "footer" else 1)
+
+
+def test_a_missing_shard_is_not_damage(three_shards: Path) -> None:
+    """It was removed, or is elsewhere: skipping it would train on whatever part of a dataset is at hand."""
+    (three_shards / "data/part-w0-000001.parquet").unlink()
+    with pytest.raises(MissingFile, match=r"000001\.parquet: missing, though committed"):
+        open_index([three_shards], on_damage="skip")
+
+
+def test_a_directory_that_goes_while_it_is_read(three_shards: Path) -> None:
+    """An error, not an epoch of empty batches."""
+    stream = RolloutStream(three_shards, on_damage="skip")
+    shutil.rmtree(three_shards)
+    with pytest.raises(MissingFile, match="missing"):
+        next(iter(stream))
 
 
 def test_unreplayable_rows(write_shards: WriteShards, make_completion: MakeCompletion) -> None:
@@ -236,7 +271,9 @@ def test_fingerprint(
     filtered = open_index([three_shards], filter=pc.field("sample_index") > 0)
     moved = open_index([three_shards.rename(tmp_path / "moved")])
     assert moved.fingerprint() == index.fingerprint() != filtered.fingerprint()
-    other = open_index([write_shards([[make_completion(p, k, tokens=10) for k in range(4)] for p in range(1, 4)])])
+    rows = [[make_completion(p, k, tokens=10) for k in range(4)] for p in range(3)]
+    rows[1][2] = replace(rows[1][2], text=(rows[1][2].text or "").upper())
+    other = open_index([write_shards(rows)])
     assert other.fingerprint() != index.fingerprint()
     assert open_index([tmp_path / "moved", tmp_path / "dataset"]).fingerprint() != (
         open_index([tmp_path / "dataset", tmp_path / "moved"]).fingerprint()

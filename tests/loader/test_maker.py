@@ -140,14 +140,18 @@ def test_the_cache_bound_is_kept(grown: Path) -> None:
 
 
 def test_an_empty_batch_uses_up_nothing(grown: Path) -> None:
-    """What a rank without a batch gets at the end: every field is there, of length 0; models see [0, 0] ids."""
-    making = Making(open_index([grown]))
-    batch = making.maker.make(None, CURSOR)
-    assert (len(batch), batch.lost, batch.cursor, batch.max_length) == (0, 0, CURSOR, 0)
-    assert batch.input_ids.shape == batch.logprobs.shape == (0, 0)
-    assert (batch.cu_seqlens.tolist(), batch.support.offsets.tolist()) == ([0], [0])
-    assert batch.support_logprobs(torch.zeros(0, 0, 512)).shape == (0, 0)
-    assert batch.input_ids.dtype == batch.sample_index.dtype == torch.int64
+    """What a rank without a batch gets at the end: no rollouts, and one token for the model to run on."""
+    for layout in ("padded", "packed"):
+        batch = Making(open_index([grown]), layout=layout).maker.make(None, CURSOR)
+        assert (len(batch), batch.lost, batch.cursor, batch.max_length) == (0, 0, CURSOR, 1)
+        assert batch.input_ids.shape == batch.logprobs.shape == batch.position_ids.shape == (1, 1)
+        assert (batch.attention_mask.tolist(), batch.response_mask.tolist()) == ([[True]], [[False]])
+        assert (batch.cu_seqlens.tolist(), batch.support.offsets.tolist()) == ([0, 1], [0])
+        assert batch.input_ids.dtype == batch.sample_index.dtype == torch.int64
+        logits = torch.zeros(1, 1, 512, requires_grad=True)
+        batch.support_logprobs(logits).sum().backward()
+        assert logits.grad is not None
+        assert logits.grad.abs().sum() == 0
 
 
 def test_two_datasets_keep_apart(tmp_path: Path, write_shards: WriteShards, make_completion: MakeCompletion) -> None:
@@ -170,16 +174,17 @@ def test_latest_generation_only(write_shards: WriteShards, make_completion: Make
 def test_support_logprobs_of_some_datasets(
     tmp_path: Path, write_shards: WriteShards, make_completion: MakeCompletion
 ) -> None:
-    """A batch has them when all of its rows do."""
+    """A stream has them when all of its datasets do: not in some batches only."""
     rows = [make_completion(0, 0, support_logprobs=True)]
     first = write_shards([rows], support_logprobs=True).rename(tmp_path / "first")
     second = write_shards([[make_completion(1, 0)]])
     index = open_index([first, second])
-    apart = [batch for _, batch in Making(index, batch_tokens=1, shuffle=False)]
-    assert apart[0].stored_support_logprobs is not None
-    assert apart[1].stored_support_logprobs is None
-    ((_, together),) = Making(index, batch_tokens=99)
-    assert together.stored_support_logprobs is None
+    assert [batch.stored_support_logprobs for _, batch in Making(index, batch_tokens=1)] == [None, None]
+    alone = Making(open_index([first]))
+    assert all(batch.stored_support_logprobs is not None for _, batch in alone)
+    empty = alone.maker.make(None, CURSOR).stored_support_logprobs
+    assert empty is not None
+    assert empty.shape == (0,)
 
 
 @pytest.mark.parametrize("on_damage", ["raise", "skip"])

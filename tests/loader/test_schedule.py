@@ -155,6 +155,36 @@ def test_a_worker_that_was_ended_before_it_began(become: BecomeWorker) -> None:
     assert begun == [1, 1]
 
 
+def test_a_worker_that_comes_after_the_start_was_set_again(become: BecomeWorker) -> None:
+    """It was made for an iteration that is over: what it begins first does not count, what it is told then does."""
+    start = StartPoint()
+    become(0, 2)
+    assert start.begin().start == Cursor(0, 0)
+    slow = copy(start)  # another process: the same shared memory, what was known when it was made
+    become(None)
+    slow._running = None
+    start.set(Cursor(5, 3))
+    begun = []
+    for worker, process in ((1, slow), (0, start), (1, slow)):
+        become(worker, 2)
+        begun.append(process.begin().start)
+    assert begun[1:] == [Cursor(5, 3), Cursor(5, 3)]
+    assert [process.begin().start for process in (slow, slow)] == [Cursor(6, 0), Cursor(7, 0)]
+
+
+def test_two_iterators_at_once_are_noticed(become: BecomeWorker) -> None:
+    """A worker whose row another has taken says so, rather than go on with the wrong epoch."""
+    start = StartPoint()
+    become(0, 2, seed=1)
+    start.begin()
+    start.check_undisturbed()
+    become(0, 2, seed=2)
+    start.begin()
+    become(0, 2, seed=1)
+    with pytest.raises(UsageError, match="two DataLoader iterators"):
+        start.check_undisturbed()
+
+
 def test_workers_are_restored_one_after_the_other(become: BecomeWorker) -> None:
     """Each sets the same start and what it had made; what was begun before, or by a fellow, does not disturb it."""
     start = StartPoint()

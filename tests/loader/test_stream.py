@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pyarrow.compute as pc
 import pytest
 import torch
@@ -223,14 +224,12 @@ CHANGES: dict[str, dict[str, Any]] = {
     "group_by_prompt": {"group_by_prompt": True},
     "bucket_by_length": {"bucket_by_length": True},
     "shuffle_window": {"shuffle_window": 77},
-    "filter": {"filter": pc.field("prompt_length") > 0},
-    "allow_unreplayable": {"allow_unreplayable": True},
 }
 
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_another_setting_is_refused_by_name(dataset: Path, name: str) -> None:
-    """A position would mean other samples: even where this filter keeps everything."""
+    """A position would mean other samples."""
     state = RolloutStream(dataset, **{"batch_tokens": TOKENS}).state_dict()
     with pytest.raises(ResumeRefused, match=f"cannot continue from the state: {name} was .*, is "):
         RolloutStream(dataset, **({"batch_tokens": TOKENS} | CHANGES[name])).load_state_dict(state)
@@ -243,11 +242,12 @@ def test_another_setting_is_refused_by_name(dataset: Path, name: str) -> None:
         {"on_damage": "skip", "uneven": "drop"},
         {"prefetch": 0, "cache_bytes": 0},
         {"rank": 1, "world_size": 2},
+        {"filter": pc.field("prompt_length") > 0, "allow_unreplayable": True},
     ],
     ids=lambda changes: next(iter(changes)),
 )
 def test_settings_that_do_not_move_samples_may_change(dataset: Path, changes: dict[str, Any]) -> None:
-    """How a batch looks, and who gets it, is no part of the order."""
+    """How a batch looks, who gets it, and a filter that keeps everything are no part of the order."""
     RolloutStream(dataset, **changes).load_state_dict(RolloutStream(dataset).state_dict())
 
 
@@ -258,8 +258,10 @@ def test_another_dataset_is_refused(
     state = RolloutStream(dataset).state_dict()
     moved = dataset.rename(tmp_path / "moved")
     RolloutStream(moved).load_state_dict(state)
-    with pytest.raises(ResumeRefused, match="the dataset has changed since"):
+    with pytest.raises(ResumeRefused, match="the dataset, or what the filter keeps of it, has changed since"):
         RolloutStream(write_shards([[make_completion(0, 0)]])).load_state_dict(state)
+    with pytest.raises(ResumeRefused, match="the dataset, or what the filter keeps"):
+        RolloutStream(moved, filter=pc.field("sample_index") == 0).load_state_dict(state)
 
 
 @pytest.mark.parametrize("name", ["version", "dataset", "seed", "position"])
@@ -269,6 +271,39 @@ def test_what_is_no_state(dataset: Path, name: str) -> None:
     del state[name]
     with pytest.raises(UsageError, match=f"not the state of a stream: it has no '{name}'"):
         RolloutStream(dataset).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"position": -1}, "position must be a whole number"),
+        ({"position": 1.5}, "position must be a whole number"),
+        ({"position": "1"}, "position must be a whole number"),
+        ({"epoch": None}, "epoch must be a whole number"),
+        ({"position": 999}, "epoch 0 has no batch 999"),
+        ({"done": -2}, "done must be a whole number"),
+    ],
+    ids=str,
+)
+def test_what_is_no_place(dataset: Path, changes: dict[str, Any], message: str) -> None:
+    """A position that no batch has would be an epoch of other samples."""
+    state = RolloutStream(dataset).state_dict()
+    with pytest.raises(UsageError, match=message):
+        RolloutStream(dataset).load_state_dict(state | changes)
+
+
+def test_numbers_of_numpy_are_numbers(dataset: Path) -> None:
+    """What a configuration was computed with does not matter."""
+    stream = RolloutStream(dataset, batch_tokens=np.int64(TOKENS), seed=np.int32(0))
+    json.dumps(stream.state_dict())
+    assert stream.state_dict() == RolloutStream(dataset, batch_tokens=TOKENS).state_dict()
+
+
+def test_fewer_batches_than_ranks(dataset: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """With `drop` nothing is left, which the log says."""
+    stream = RolloutStream(dataset, batch_tokens=10**6, rank=0, world_size=2, uneven="drop")
+    assert (list(stream), stream.steps(0)) == ([], 0)
+    assert "epoch 0: fewer batches than ranks are left: all are dropped" in caplog.text
 
 
 def test_a_batch_of_another_origin_has_no_state(dataset: Path) -> None:
@@ -333,6 +368,9 @@ def test_filters_and_unreplayable_rows(
         ({"on_damage": "ignore"}, "on_damage must be one of 'raise', 'skip'"),
         ({"uneven": "stop"}, "uneven must be one of 'pad', 'drop'"),
         ({"rank": 0}, "pass both, or neither"),
+        ({"rank": 0.0, "world_size": 2}, "rank and world_size must be whole numbers"),
+        ({"pad_id": -1}, "pad_id must be a whole number"),
+        ({"pad_id": "x"}, "pad_id must be a whole number"),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )

@@ -288,6 +288,10 @@ try:
 except UsageError as error:
     errors.append(str(error))
 rank = distributed.get_rank()
+try:
+    RolloutStream(dataset, seed=rank)
+except UsageError as error:
+    errors.append(str(error))
 stream = RolloutStream(dataset, batch_tokens=40, seed=2)
 steps = []
 for batch in DataLoader(stream, batch_size=None, num_workers=workers):
@@ -303,7 +307,7 @@ distributed.destroy_process_group()
 
 @pytest.mark.timeout(120)
 def test_torchrun(tmp_path: Path, dataset: Path, expected: list[Batches]) -> None:
-    """Ranks from torch.distributed: all batches, in step, with one state; a stream made too early says so."""
+    """Ranks from torch.distributed: all batches, in step, with one state; streams made too early, or unlike, say so."""
     script = tmp_path / "rank.py"
     script.write_text(RANK_SCRIPT)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -319,6 +323,7 @@ def test_torchrun(tmp_path: Path, dataset: Path, expected: list[Batches]) -> Non
     assert all(one["state"] == other["state"] for one, other in steps)
     assert all(one["total"] == other["total"] == len(one["keys"] + other["keys"]) for one, other in steps)
     for number, rank in enumerate(ranks):
-        before, early = rank["errors"]
+        before, early, other = rank["errors"]
         assert "WORLD_SIZE is 2, but torch.distributed is not initialised" in before
         assert f"made for rank 0 of 1, torch.distributed says {number} of 2" in early
+        assert other == f"rank {1 - number} has another seed than this one: {1 - number}, not {number}"
