@@ -13,6 +13,7 @@ from rollgen.errors import (
     DatasetError,
     EngineError,
     IncompleteSupport,
+    MissingFile,
     ResumeRefused,
     RollgenError,
     TooManyFailures,
@@ -21,7 +22,10 @@ from rollgen.errors import (
 )
 from rollgen.loop.stop import Interrupted
 
-FAILED = (RollgenError, DatasetError, EngineError, UnfitEngine, CaptureError, IncompleteSupport, TooManyFailures)
+FAILED = (
+    *(RollgenError, DatasetError, MissingFile, EngineError, UnfitEngine),
+    *(CaptureError, IncompleteSupport, TooManyFailures),
+)
 CODES: dict[type[RollgenError], int] = {**dict.fromkeys(FAILED, 1), UsageError: 2, ResumeRefused: 4}
 
 
