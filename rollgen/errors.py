@@ -2,7 +2,7 @@
 
     RollgenError                exit 1   the run failed
     ├── UsageError              exit 2   a flag, a config key or an input row is wrong; raised before a model loads
-    ├── ResumeRefused           exit 4   what is there, a run or a state, is not what this would continue; or it is alive
+    ├── ResumeRefused           exit 4   a run or a state is not what this would continue, or the run is alive
     ├── DatasetError            exit 1   a dataset directory or file is damaged, missing or not rollgen's
     │   └── MissingFile         exit 1   it is not there: removed, replaced, or never copied
     ├── EngineError             exit 1   the inference engine could not start, died or stalled
@@ -34,7 +34,7 @@ class UsageError(RollgenError, ValueError):
 
 
 class ResumeRefused(RollgenError):
-    """Going on would mix two different things: a run with another one in its directory, a state with another dataset."""
+    """Going on would mix two runs in one directory, or read another dataset from the place that a state says."""
 
     exit_code = 4
 
