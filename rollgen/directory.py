@@ -13,6 +13,7 @@ from pathlib import Path
 
 from rollgen.errors import UsageError
 from rollgen.format.commit import WriterSlot, list_shards, start_section
+from rollgen.format.journal import RECORD_FILE
 from rollgen.format.schema import (
     DATA_DIR,
     FAILURES_DIR,
@@ -101,6 +102,7 @@ def clean_directory(directory: Path) -> None:
         f"{DATA_DIR}/.tmp-*",
         f"{QUARANTINE_DIR}/part-*.parquet",
         f"{RETIRED_DIR}/part-*.parquet",
+        f"{JOURNAL_DIR}/{RECORD_FILE}",
         f"{JOURNAL_DIR}/*.jsonl",
         f"{FAILURES_DIR}/*.jsonl",
         f"{TOKENIZER_DIR}/*",

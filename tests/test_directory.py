@@ -117,12 +117,13 @@ def test_clean_removes_the_run_and_nothing_else(tmp_path: Path, make_dataset: Ca
         "retry-1.parquet",
         "quarantine/part-w0-000009.parquet",
         "retired/part-w0-000008.parquet",
+        "journal/replacement.json",
         CARD_FILE,
         "notes.txt",
         "data/mine.txt",
     )
     assert set(OWN) < {path.name for path in directory.iterdir()}
-    with WriterSlot(directory, "w0"):
+    with WriterSlot(directory, "w0", afresh=True):
         clean_directory(directory)
     left = sorted(str(path.relative_to(directory)) for path in directory.rglob("*"))
     assert left == ["data", "data/mine.txt", "journal", "journal/start-section.lock", "journal/w0.lock", "notes.txt"]

@@ -5,9 +5,11 @@
     compare   each new shard, read back, with the old ones, read again: row by row and column by column
     switch    one durable record makes the new shards the dataset's (`format/replacement.py`)
 
-Until the record is written nothing has changed, and whatever goes wrong leaves nothing behind; after that the
-replacement is completed, if need be by the next command that writes. Nothing is repaired: a damaged shard is an error.
-No writer may be alive meanwhile, and none can start. Readers that are at work then may find their shards gone.
+Until the record is written nothing has changed, and whatever goes wrong leaves nothing behind; what a kill left, the
+next writer removes. After that the replacement is completed, if need be by the next command that writes: readers refuse
+the dataset until then. All that takes room was written before, so that a full disk hardly stops it. Nothing is
+repaired: a damaged shard is an error. No writer may be alive meanwhile, and none can start. Readers that are at work
+then may find their shards gone.
 
 Memory is CACHE_BYTES and a few row groups, beside the keys (`layout.py`). Disk: the new shards, until the old are gone.
 """
@@ -28,11 +30,11 @@ from rollgen.curate.layout import Index, Layout, Run, plan_layout, read_index, r
 from rollgen.errors import DatasetError
 from rollgen.format.columns import MAX_ROW_GROUP_IDS
 from rollgen.format.commit import WriterSlot
-from rollgen.format.journal import JournalLine
+from rollgen.format.journal import JournalLine, Totals, is_unfinished, totals
 from rollgen.format.manifest import PLANLESS, Manifest, read_manifest
 from rollgen.format.reader import StoredDataset, count_mask_ids, open_dataset, open_shard, read_row_group
-from rollgen.format.replacement import COMPACTOR, Replacement, complete, decide, is_unfinished
-from rollgen.format.schema import FOOTER_ENGINE
+from rollgen.format.replacement import COMPACTOR, Replacement, complete, decide, prepare_retired
+from rollgen.format.schema import FOOTER_ENGINE, RETIRED_DIR
 from rollgen.format.writer import footer_metadata, manifest_schema, write_parquet
 
 if TYPE_CHECKING:
@@ -73,8 +75,10 @@ def compact(
     """Rewrite small shards, and those that share prompts, as shards of about `shard_tokens` generated tokens.
 
     With `keep` the old files go to `retired/` instead of being deleted; a `dry_run` changes nothing. Raises
-    ResumeRefused while a writer is alive, and DatasetError for damage or when the disk is full: nothing has changed
-    then.
+    ResumeRefused while a writer is alive, UsageError when no lock can be had because the directory cannot be written,
+    and DatasetError for damage, when the disk is full, or when `retired/` cannot take the files: nothing has changed
+    then, but that a compaction which was interrupted earlier may have been completed. Only where the error says that
+    the next command completes it, the new shards are the dataset's by then.
     """
     manifest = read_manifest(directory)  # before the slot, which makes directories
     if dry_run:
@@ -128,6 +132,9 @@ def _replace(
     old = [_line_of(index, number) for number in layout.replaced]
     schema = manifest_schema(manifest).with_metadata(_footer(manifest, index, layout))
     with ExitStack() as on_error:
+        if keep:
+            on_error.callback(_discard_empty, slot.directory / RETIRED_DIR)
+            prepare_retired(slot.directory, (line.file for line in old))
         lines = []
         for rows in layout.shards:
             temporary = slot.temporary()
@@ -138,7 +145,7 @@ def _replace(
         try:
             decide(slot.directory, replacement)
         except OSError as error:
-            raise _unwritable(slot.directory, error) from error
+            raise _unwritable(Path(error.filename or slot.directory), error) from error
         on_error.pop_all()
     complete(slot.directory)
     return replacement.added
@@ -148,6 +155,11 @@ def _discard(directory: Path, temporary: Path) -> None:
     """Remove a new shard, unless it was decided, in whatever instant, that it is the dataset's."""
     if not is_unfinished(directory):
         temporary.unlink(missing_ok=True)
+
+
+def _discard_empty(retired: Path) -> None:
+    if retired.is_dir() and not any(retired.iterdir()):
+        retired.rmdir()
 
 
 def _footer(manifest: Manifest, index: Index, layout: Layout) -> dict[bytes, bytes]:
@@ -167,7 +179,7 @@ def _rewrite(slot: WriterSlot, path: Path, index: Index, rows: Int64Array, schem
 
 
 def _unwritable(path: Path, error: OSError) -> DatasetError:
-    return DatasetError(f"{path}: cannot be written: {error.strerror or error}")
+    return DatasetError(f"{path}: cannot be written: {error.strerror or error}; nothing has changed")
 
 
 class _Source:
@@ -243,8 +255,7 @@ def _compare(path: Path, index: Index, rows: Int64Array) -> tuple[int, int]:
 
 def _check_totals(directory: Path, old: list[JournalLine], new: list[JournalLine]) -> None:
     """What the new shards were counted to hold is what the journal says of the old."""
-    for name in ("rows", "tokens", "mask_ids"):
-        before, after = (sum(getattr(line, name) for line in lines) for lines in (old, new))
+    for name, before, after in zip(Totals._fields, totals(old), totals(new), strict=True):
         if before != after:
             raise DatasetError(
                 f"{directory}: the shards to be compacted hold {after} {name}, the journal says {before}; "

@@ -11,13 +11,15 @@ the line. A shard that is missing or damaged is retired by a second line (`"reti
 again; readers pass over retired files.
 
 Each writer holds `journal/<writer>.lock` while it lives, so leftovers under its name belong to a dead one and may be
-removed. The lock file says which part of the prompts it makes: live writers share one division into parts, and no two
-make the same one. Whoever starts or leaves does so under `journal/start-section.lock`, one at a time; who starts first
-completes a replacement of shards that was interrupted (`replacement.py`).
+removed: by the next writer of that name, those of `rollgen compact` by any. The lock file says which part of the
+prompts it makes: live writers share one division into parts, and no two make the same one. Whoever starts or leaves
+does so under `journal/start-section.lock`, one at a time; who starts first completes a replacement of shards that was
+interrupted (`replacement.py`).
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -101,8 +103,9 @@ def start_section(directory: Path) -> Iterator[None]:
     Whoever holds it knows that no writer comes to life meanwhile. Raises UsageError when the directory cannot be
     written.
     """
-    with _writable():
-        lock = _open_lock(directory / JOURNAL_DIR / _START_LOCK, wait=True)
+    path = directory / JOURNAL_DIR / _START_LOCK
+    with _writable(path):
+        lock = _open_lock(path, wait=True)
     assert lock is not None
     with lock:
         yield
@@ -113,13 +116,15 @@ class WriterSlot:
 
     `writer` matches `[A-Za-z0-9_]+`. Use as a context manager. Raises ResumeRefused when a writer of that name, or one
     whose part could hold the same prompts, is alive, UsageError when the directory cannot be written, and DatasetError
-    when a replacement of shards was interrupted and cannot be completed.
+    when the journal is damaged or a replacement of shards was interrupted and cannot be completed. With `afresh` it
+    neither looks at what is there nor changes it: for a caller that will remove it all.
     """
 
-    def __init__(self, directory: Path, writer: str, part: Part = WHOLE) -> None:
+    def __init__(self, directory: Path, writer: str, part: Part = WHOLE, *, afresh: bool = False) -> None:
         self.directory = directory
         self.writer = writer
         self.part = part
+        self._afresh = afresh
         self._journal_path = directory / JOURNAL_DIR / f"{writer}.jsonl"
         self._lock: IO[bytes] | None = None
         self._sequence = 0
@@ -129,10 +134,8 @@ class WriterSlot:
             on_error.callback(self.__exit__)
             self._check_others()
             self._take_lock()
-            replacement.complete(self.directory)
-            self._remove_leftovers()
-            truncate_torn_tail(self._journal_path)
-            self._sequence = self._next_sequence()
+            if not self._afresh:
+                self._come_back()
             on_error.pop_all()
         return self
 
@@ -153,6 +156,14 @@ class WriterSlot:
             name: _read_part(journal / f"{name}.lock") for name in sorted(live_writers(self.directory) - {self.writer})
         }
 
+    def _come_back(self) -> None:
+        """Complete what was decided, remove what was not, and go on after the last name."""
+        replacement.complete(self.directory)
+        for writer in {self.writer, replacement.COMPACTOR} - self.others().keys():
+            _remove_leftovers(self.directory, writer)
+        truncate_torn_tail(self._journal_path)
+        self._sequence = self._next_sequence()
+
     def _check_others(self) -> None:
         for writer, part in self.others().items():
             if self.part.conflicts(part):
@@ -163,14 +174,13 @@ class WriterSlot:
 
     def _take_lock(self) -> None:
         path = self.directory / JOURNAL_DIR / f"{self.writer}.lock"
-        with _writable():
+        with _writable(path):
             (self.directory / DATA_DIR).mkdir(exist_ok=True)
             self._lock = _open_lock(path, wait=False)
-        if self._lock is None:
-            raise ResumeRefused(f"{path}: another rollgen is writing this dataset; wait for it, or stop it")
-        self._lock.truncate(0)
-        self._lock.write(json.dumps({"part": self.part}).encode() + b"\n")
-        self._lock.flush()
+            if self._lock is None:
+                raise ResumeRefused(f"{path}: another rollgen is writing this dataset; wait for it, or stop it")
+            self._lock.truncate(0)
+            self._lock.write(json.dumps({"part": self.part}).encode() + b"\n")
 
     def temporary(self) -> Path:
         """Where the next shard is built: beside its target, under a name no reader looks at."""
@@ -217,13 +227,9 @@ class WriterSlot:
         """Past every name that was ever used: in place, in quarantine, or known to the journal only."""
         journal = read_journal(self.directory)
         files = [*list_shards(self.directory), *(self.directory / QUARANTINE_DIR).glob("part-*.parquet")]
-        names = {path.name for path in files} | journal.committed.keys() | journal.retired
+        names = {path.name for path in files} | journal.committed.keys() | journal.retired.keys()
         taken = [parsed for name in names if (parsed := parse_shard_name(name))]
         return 1 + max((sequence for writer, sequence in taken if writer == self.writer), default=-1)
-
-    def _remove_leftovers(self) -> None:
-        for path in (self.directory / DATA_DIR).glob(f".tmp-{self.writer}-*"):
-            path.unlink()
 
 
 def check_writer_name(writer: str) -> None:
@@ -232,12 +238,20 @@ def check_writer_name(writer: str) -> None:
         raise UsageError(f"writer: {writer!r} is no name for a writer; use letters, digits and underscores")
 
 
+def _remove_leftovers(directory: Path, writer: str) -> None:
+    for path in (directory / DATA_DIR).glob(f".tmp-{writer}-*"):
+        path.unlink()
+
+
 @contextmanager
-def _writable() -> Iterator[None]:
+def _writable(path: Path) -> Iterator[None]:
+    """Turn an OSError into one line that names its file, or else `path`. Raises UsageError."""
     try:
         yield
     except OSError as error:
-        raise UsageError(f"{error.filename}: cannot be written: {error.strerror}; choose another --out") from None
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        fix = "make room there" if full else "make it writable, or use another directory (for a dataset, a copy of it)"
+        raise UsageError(f"{error.filename or path}: cannot be written: {error.strerror}; {fix}") from None
 
 
 _held: weakref.WeakSet[IO[bytes]] = weakref.WeakSet()
@@ -257,7 +271,7 @@ def _open_lock(path: Path, *, wait: bool) -> IO[bytes] | None:
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            file = path.open("ab")
+            file = path.open("ab", buffering=0)  # nothing is left to be written when it is closed
         except FileNotFoundError:  # see below
             continue
         if wait:

@@ -3,8 +3,9 @@
     data/part-<writer>-<seq>.parquet   a committed shard
     data/.tmp-<writer>-<seq>           the same shard before that
     journal/<writer>.jsonl             one line for each shard; a second one, with `"retired": true`, takes it out again
+    journal/replacement.json           only while shards are being replaced: readers refuse the dataset then
 
-`commit.py` says in which order these come to be.
+`commit.py` and `replacement.py` say in which order these come to be.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -23,6 +25,7 @@ from rollgen.format.schema import DATA_DIR, JOURNAL_DIR
 
 _SHARD_NAME = re.compile(r"part-(?P<writer>[A-Za-z0-9_]+)-(?P<sequence>\d{6,})\.parquet")
 _HASH_CHUNK = 1 << 20
+RECORD_FILE = "replacement.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,16 @@ class Journal(NamedTuple):
 
     committed: dict[str, JournalLine]
     """By file name, retired ones left out."""
-    retired: frozenset[str]
+    retired: dict[str, JournalLine]
+    """By file name, the lines that took them out."""
+
+
+class Totals(NamedTuple):
+    """What some shards hold together, by the names of the journal's lines."""
+
+    rows: int
+    tokens: int
+    mask_ids: int
 
 
 def shard_name(writer: str, sequence: int) -> str:
@@ -80,18 +92,39 @@ def read_journal(directory: Path) -> Journal:
     Raises DatasetError, naming file and line, for a damaged line anywhere else.
     """
     committed: dict[str, JournalLine] = {}
-    retired: set[str] = set()
+    retired: dict[str, JournalLine] = {}
     for path in sorted((directory / JOURNAL_DIR).glob("*.jsonl")):
         for number, line in read_lines(path, JournalLine):
             if parse_shard_name(line.file) is None:
                 raise DatasetError(f"{path}:{number}: {line.file!r} is not the name of a shard")
-            if line.retired:
-                retired.add(line.file)
-            else:
-                committed[line.file] = line
+            (retired if line.retired else committed)[line.file] = line
     for name in retired:
         committed.pop(name, None)
-    return Journal(committed, frozenset(retired))
+    return Journal(committed, retired)
+
+
+def committed_shards(directory: Path) -> tuple[Journal, list[Path]]:
+    """The journal and the shards in place, of one and the same moment between replacements.
+
+    Files of shards that the journal retires may be among them. Raises DatasetError while a replacement is going on.
+    """
+    while True:
+        journal = read_journal(directory)  # before the listing: a run may commit in between
+        paths = list_shards(directory)
+        _refuse_unfinished(directory)
+        if read_journal(directory).retired == journal.retired:
+            return journal, paths  # and nothing was retired meanwhile: no replacement has come and gone
+
+
+def is_unfinished(directory: Path) -> bool:
+    """Whether shards are being replaced, or an interrupted replacement waits to be completed."""
+    return (directory / JOURNAL_DIR / RECORD_FILE).exists()
+
+
+def totals(lines: Iterable[JournalLine]) -> Totals:
+    """The counts of all these lines."""
+    counts = [(line.rows, line.tokens, line.mask_ids) for line in lines]
+    return Totals(*(sum(column) for column in zip((0, 0, 0), *counts, strict=True)))
 
 
 def footer_sha256(path: Path) -> str:
@@ -116,3 +149,11 @@ def file_sha256(path: Path) -> str:
         while chunk := file.read(_HASH_CHUNK):
             sha256.update(chunk)
     return sha256.hexdigest()
+
+
+def _refuse_unfinished(directory: Path) -> None:
+    if is_unfinished(directory):
+        raise DatasetError(
+            f"{directory}: is being compacted, or that was interrupted: try again, or finish it with "
+            f"`rollgen compact {directory}`"
+        )

@@ -24,12 +24,17 @@ if TYPE_CHECKING:
 _Line = TypeVar("_Line", bound="DataclassInstance")
 
 
+def encode_line(line: DataclassInstance) -> bytes:
+    """One dataclass as a line of such a file."""
+    return json.dumps(asdict(line)).encode() + b"\n"
+
+
 def append_line(path: Path, line: DataclassInstance, *, durable: bool) -> None:
     """Append one dataclass as a line; with `durable`, it is on disk on return. An OSError leaves nothing of it."""
     with path.open("ab", buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
         try:
-            _write_all(file, json.dumps(asdict(line)).encode() + b"\n")
+            _write_all(file, encode_line(line))
             if durable:
                 os.fsync(file.fileno())
         except OSError:

@@ -2,16 +2,21 @@
 
 The new shards are complete, verified and on disk under their temporary names when one file decides that they take over:
 
-    journal/replacement.json   the record: the lines of the new shards, and the names of the shards that they replace
+    data/.tmp-<writer>-journal   the writer's journal as it will be, with the new shards' lines and the retirements
+    journal/replacement.json     the record: lines of the new shards, names of those that they replace, a checksum
 
 Before the record exists nothing has changed. Once it exists the replacement will be completed, by whoever next takes a
 writer's slot (`WriterSlot` calls `complete`), and until then readers refuse the dataset: they would see rows twice.
 Every step of `complete` may be done again, so it may be interrupted anywhere:
 
-    1  the new shards are hashed, wherever they are by now, and linked to their final names
-    2  the journal takes their lines, then the retirements of the old shards
-    3  the old shards are deleted, or moved to retired/
-    4  the record is deleted
+    1  record, journal and new shards are checked, wherever these are by now: whatever is wrong, nothing has been done
+    2  the new shards are linked to their final names
+    3  the prepared journal takes the place of the old one
+    4  the old shards are deleted, or moved to retired/
+    5  the record is deleted
+
+All that takes room was written before the record. What is left are links, renames and deletions: where a directory has
+to grow for a name, or the file system for its own books, a full disk can still stop them until there is room.
 
 Who replaces makes the whole: no other writer is alive while there is a record.
 """
@@ -24,25 +29,31 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
+from rollgen.config import digest
 from rollgen.errors import DatasetError
 from rollgen.format.journal import (
-    Journal,
+    RECORD_FILE,
     JournalLine,
     file_sha256,
-    list_shards,
+    is_unfinished,
     parse_shard_name,
     read_journal,
     temporary_name,
+    totals,
 )
-from rollgen.format.jsonlines import append_line, truncate_torn_tail
+from rollgen.format.jsonlines import encode_line
 from rollgen.format.manifest import fsync_directory
+from rollgen.format.reader import open_shard
 from rollgen.format.schema import DATA_DIR, JOURNAL_DIR, RETIRED_DIR
 
-RECORD_FILE = "replacement.json"
 COMPACTOR = "compact"
 """The writer whose shards hold what others have sampled: `rollgen compact`."""
+_CHECKSUM = "sha256"
+"""Key of the record: of the canonical JSON of the others."""
+_UNDONE = f"and each {DATA_DIR}/part-{COMPACTOR}-* that no journal line names"
+"""What goes with the record when the old state is wanted back. Once the journal is the new one, there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,93 +69,93 @@ class Replacement:
     """Whether their files go to retired/ or are deleted."""
 
 
-def committed_shards(directory: Path) -> tuple[Journal, list[Path]]:
-    """The journal and the shards in place, of one and the same moment between replacements.
+def prepare_retired(directory: Path, names: Iterable[str]) -> None:
+    """Make retired/, and see that these shards can be moved there. Raises DatasetError when they cannot.
 
-    Files of shards that the journal retires may be among them. Raises DatasetError while a replacement is going on.
+    To be called before it is decided to `keep` them: later is too late.
     """
-    while True:
-        journal = read_journal(directory)  # before the listing: a run may commit in between
-        paths = list_shards(directory)
-        _refuse_unfinished(directory)
-        if read_journal(directory).retired == journal.retired:
-            return journal, paths  # and nothing was retired meanwhile: no replacement has come and gone
-
-
-def is_unfinished(directory: Path) -> bool:
-    """Whether shards are being replaced, or an interrupted replacement waits to be completed."""
-    return _record(directory).exists()
+    kept = directory / RETIRED_DIR
+    try:
+        kept.mkdir(exist_ok=True)
+    except FileExistsError:
+        raise DatasetError(f"{kept}: is there already, and no directory; move it away") from None
+    except OSError as error:
+        raise DatasetError(f"{kept}: cannot be made: {error.strerror}; nothing has changed") from error
+    if not os.access(kept, os.W_OK | os.X_OK):
+        raise DatasetError(f"{kept}: cannot be written; change its permissions, or move it away")
+    if kept.stat().st_dev != (directory / DATA_DIR).stat().st_dev:
+        raise DatasetError(f"{kept}: is on another file system than {DATA_DIR}/; move it away")
+    for name in names:
+        if (kept / name).exists():
+            raise DatasetError(f"{kept / name}: is there already; move it away")
 
 
 def decide(directory: Path, replacement: Replacement) -> None:
-    """Write the record: from now on the replacement will happen. The new shards are on disk already."""
-    temporary = directory / DATA_DIR / f".tmp-{replacement.writer}-{RECORD_FILE}"  # removed with the writer's others
-    with temporary.open("w", encoding="utf-8") as file:
-        json.dump(asdict(replacement), file)
-        file.flush()
-        os.fsync(file.fileno())
-    fsync_directory(temporary.parent)  # the names of the new shards
-    os.replace(temporary, _record(directory))
-    fsync_directory(_record(directory).parent)
+    """Write the record: from now on the replacement will happen. The new shards are on disk already.
+
+    Raises OSError, nothing having changed, when there is no room for record and journal.
+    """
+    record = _record_temporary(directory, replacement.writer)
+    content = asdict(replacement)
+    try:
+        _prepare_journal(directory, replacement)
+        _write_durably(record, json.dumps(content | {_CHECKSUM: digest(content)}).encode())
+        fsync_directory(record.parent)  # the names of the new shards too
+        os.replace(record, _record(directory))
+    finally:
+        if not is_unfinished(directory):
+            record.unlink(missing_ok=True)
+            _journal_temporary(directory, replacement.writer).unlink(missing_ok=True)
 
 
 def complete(directory: Path) -> None:
     """Do what the record says, or what is left of it; nothing without a record. No writer may be alive but the caller.
 
-    Raises DatasetError when the record or one of the new shards is damaged, nothing having been deleted then, and when
-    the directory cannot be written.
+    Raises DatasetError when the record, the journal or one of the new shards is damaged, nothing having been done then,
+    and when the directory cannot be written.
     """
     if not is_unfinished(directory):
         return
-    replacement = _read(_record(directory))
     try:
-        _carry_out(directory, replacement)
+        _carry_out(directory, _read(_record(directory)))
     except OSError as error:
         raise DatasetError(
-            f"{error.filename or directory}: cannot be written: {error.strerror or error}; the next command that "
-            "writes here completes the compaction"
+            f"{error.filename or directory}: cannot be read or written: {error.strerror or error}; the next command "
+            "that writes here completes the compaction"
         ) from error
 
 
 def _carry_out(directory: Path, replacement: Replacement) -> None:
     data = directory / DATA_DIR
+    fsync_directory(directory / JOURNAL_DIR)  # who decided may have died before that
+    switched = _check_journal(directory, replacement)
     for line in replacement.added:
-        _check_added(data, line)
+        _check_added(data, line, switched=switched)
     for line in replacement.added:
         if not (data / line.file).exists():
             os.link(_temporary(data, line), data / line.file)
     fsync_directory(data)
-    _append_lines(directory, replacement)
+    if not switched:
+        _switch_journal(directory, replacement)
     put_away = _keep if replacement.keep else _delete
     put_away(directory, replacement.retired)
     for line in replacement.added:
         _temporary(data, line).unlink(missing_ok=True)
     fsync_directory(data)
     _record(directory).unlink()
-    fsync_directory(_record(directory).parent)
+    fsync_directory(directory / JOURNAL_DIR)
 
 
 def _record(directory: Path) -> Path:
     return directory / JOURNAL_DIR / RECORD_FILE
 
 
-def _refuse_unfinished(directory: Path) -> None:
-    if is_unfinished(directory):
-        raise DatasetError(
-            f"{directory}: is being compacted, or that was interrupted: try again, or finish it with "
-            f"`rollgen compact {directory}`"
-        )
+def _record_temporary(directory: Path, writer: str) -> Path:
+    return directory / DATA_DIR / f".tmp-{writer}-{RECORD_FILE}"  # in data/: removed with the writer's others
 
 
-def _read(path: Path) -> Replacement:
-    try:
-        replacement = TypeAdapter(Replacement).validate_json(path.read_bytes(), strict=True)
-    except ValidationError:
-        raise DatasetError(f"{path}: damaged; put the file back from a copy") from None
-    for name in (*(line.file for line in replacement.added), *replacement.retired):
-        if parse_shard_name(name) is None:
-            raise DatasetError(f"{path}: {name!r} is not the name of a shard")
-    return replacement
+def _journal_temporary(directory: Path, writer: str) -> Path:
+    return directory / DATA_DIR / f".tmp-{writer}-journal"
 
 
 def _temporary(data: Path, line: JournalLine) -> Path:
@@ -153,35 +164,116 @@ def _temporary(data: Path, line: JournalLine) -> Path:
     return data / temporary_name(*place)
 
 
-def _check_added(data: Path, line: JournalLine) -> None:
+def _read(path: Path) -> Replacement:
+    """The record, sound and consistent in itself. Raises DatasetError."""
+    text = path.read_bytes()
+    replacement = _parse(text)
+    problem = "damaged" if replacement is None else _problem(replacement)
+    if replacement is None or problem is not None:
+        raise DatasetError(f"{path}: {problem}; put it back from a copy, or delete it {_UNDONE}")
+    return replacement
+
+
+def _parse(text: bytes) -> Replacement | None:
+    """None for anything but a record whose checksum is right."""
+    try:
+        content = json.loads(text)
+        if not isinstance(content, dict) or content.pop(_CHECKSUM, None) != digest(content):
+            return None
+        return TypeAdapter(Replacement).validate_json(text, strict=True)
+    except (ValueError, RecursionError):  # not JSON, not Unicode, a field of another type
+        return None
+
+
+def _problem(replacement: Replacement) -> str | None:
+    """What no replacement would say; None for one that may be carried out."""
+    added = [line.file for line in replacement.added]
+    names = [*added, *replacement.retired]
+    if not added:
+        return "adds no shard"
+    for name in names:
+        if parse_shard_name(name) is None:
+            return f"{name!r} is not the name of a shard"
+    for name in added:
+        if (parsed := parse_shard_name(name)) and parsed[0] != replacement.writer:
+            return f"{name!r} is not a shard of the writer {replacement.writer!r}"
+    if any(line.retired for line in replacement.added):
+        return "adds a shard that is retired"
+    if len(set(names)) != len(names):
+        return "names a shard twice"
+    return None
+
+
+def _check_journal(directory: Path, replacement: Replacement) -> bool:
+    """Whether the journal is the new one already. Raises DatasetError when it is neither the old nor the new one:
+
+    the shards to be retired are known to it, all committed or all retired, and hold as much as the new ones.
+    """
+    journal = read_journal(directory)
+    known = journal.committed.keys() | journal.retired.keys()
+    is_old = known.isdisjoint(line.file for line in replacement.added)
+    is_new = all(journal.committed.get(line.file) == line for line in replacement.added)
+    lines = journal.committed if is_old else journal.retired
+    if not (is_old or is_new) or not lines.keys() >= set(replacement.retired):
+        raise DatasetError(
+            f"{_record(directory)}: the shards of the journal are neither those before nor those after this "
+            f"replacement; put the files of {JOURNAL_DIR}/ back from a copy"
+        )
+    old, new = totals(lines[name] for name in replacement.retired), totals(replacement.added)
+    if old != new:
+        raise DatasetError(f"{_record(directory)}: adds {new}, but retires {old}; delete it {_UNDONE}")
+    return is_new
+
+
+def _check_added(data: Path, line: JournalLine, *, switched: bool) -> None:
     """A new shard is the file that was verified, under whichever name it has by now. Raises DatasetError."""
     path = data / line.file
     if not path.exists():
         path = _temporary(data, line)
-    if not path.exists() or file_sha256(path) != line.sha256:
+    if not _is_sound(path, line):
+        undone = ": `rollgen generate --resume` then makes its samples again" if switched else f" {_UNDONE}"
         raise DatasetError(
             f"{path}: missing or damaged, though {JOURNAL_DIR}/{RECORD_FILE} counts on it; put it back from a copy, or "
-            "delete that record and the shards that it adds, if all that it retires are still in place"
+            f"delete that record{undone}"
         )
 
 
-def _append_lines(directory: Path, replacement: Replacement) -> None:
-    """The new lines before the retirements, which none may precede: what is retired is stored elsewhere."""
-    path = directory / JOURNAL_DIR / f"{replacement.writer}.jsonl"
-    truncate_torn_tail(path)
-    journal = read_journal(directory)
-    known = journal.committed.keys() | journal.retired
-    _append(path, (line for line in replacement.added if line.file not in known))
-    retired = (journal.committed[name] for name in replacement.retired if name in journal.committed)
-    _append(path, (replace(line, retired=True) for line in retired))
+def _is_sound(path: Path, line: JournalLine) -> bool:
+    try:
+        open_shard(path, line=line).close()  # size, footer, rows
+    except DatasetError:
+        return False
+    return file_sha256(path) == line.sha256
+
+
+def _prepare_journal(directory: Path, replacement: Replacement) -> Path:
+    """The writer's journal as it will be, on disk under a temporary name: written unless it is there already."""
+    path = _journal_path(directory, replacement.writer)
+    old = path.read_bytes() if path.exists() else b""
+    committed = read_journal(directory).committed
+    retired = (replace(committed[name], retired=True) for name in replacement.retired)
+    new = old[: old.rfind(b"\n") + 1] + b"".join(map(encode_line, (*replacement.added, *retired)))
+    temporary = _journal_temporary(directory, replacement.writer)
+    if not temporary.exists() or temporary.read_bytes() != new:
+        _write_durably(temporary, new)
+    return temporary
+
+
+def _switch_journal(directory: Path, replacement: Replacement) -> None:
+    """At once, so that there are two states only: lines and retirements, or neither."""
+    path = _journal_path(directory, replacement.writer)
+    os.replace(_prepare_journal(directory, replacement), path)
     fsync_directory(path.parent)
 
 
-def _append(path: Path, lines: Iterable[JournalLine]) -> None:
-    """Append lines; on disk on return."""
-    for line in lines:
-        append_line(path, line, durable=False)
-    with path.open("ab") as file:
+def _journal_path(directory: Path, writer: str) -> Path:
+    return directory / JOURNAL_DIR / f"{writer}.jsonl"
+
+
+def _write_durably(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
         os.fsync(file.fileno())
 
 

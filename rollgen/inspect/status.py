@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from rollgen.errors import DatasetError
 from rollgen.format.commit import live_writers, parse_shard_name
 from rollgen.format.failures import read_failures
+from rollgen.format.journal import committed_shards
 from rollgen.format.manifest import PLANLESS, read_manifest
 from rollgen.format.reader import StoredShard, open_shard, read_columns
-from rollgen.format.replacement import COMPACTOR, committed_shards
+from rollgen.format.replacement import COMPACTOR
 from rollgen.format.schema import MANIFEST_FILE, PLAN_FILE, QUARANTINE_DIR
 from rollgen.inspect.find import stored_rows
 from rollgen.prompts.plan import Plan

@@ -118,7 +118,7 @@ def generate(
     start.check(out)  # before anything is made
     created = not out.exists()
     plan_path = out / f".tmp-{WRITER}-plan.parquet"
-    with WriterSlot(out, WRITER) as slot:
+    with WriterSlot(out, WRITER, afresh=clean) as slot:
         try:
             inputs = [Path(file).parent for file in files if not isinstance(file, Mapping)]
             with RunLog(reporter, WRITER, [out, out.parent, Path(), *inputs]) as log:

@@ -30,11 +30,12 @@ from hypothesis import strategies as st
 
 from rollgen.config import digest
 from rollgen.curate.compact import Compaction, compact
-from rollgen.errors import DatasetError, ResumeRefused
+from rollgen.errors import DatasetError, ResumeRefused, UsageError
 from rollgen.format.commit import Part, WriterSlot, list_shards, read_journal
 from rollgen.format.manifest import PLANLESS, Manifest, Retry, read_manifest, replace_manifest
 from rollgen.format.reader import open_dataset, verify_shard
 from rollgen.format.recovery import PlannedKeys, recover
+from rollgen.format.replacement import Replacement, decide
 from rollgen.format.schema import FOOTER_ENGINE, SUPPORT_LOGPROB_LIST
 from rollgen.inspect.status import run_status
 from rollgen.rollouts import Completion
@@ -378,11 +379,45 @@ def test_full_disk_changes_nothing(
     assert content(tmp_path) == before
 
 
+@pytest.mark.parametrize("room", [0, 600], ids=["the lock", "the journal"])
+def test_full_disk_at_the_ends(split: Path, room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the first shard, and after the last, when the decision is written: nothing has changed."""
+    before = content(split)
+    if room:
+
+        def decide_without_room(directory: Path, replacement: Replacement) -> None:
+            with largest_file(room):
+                decide(directory, replacement)
+
+        monkeypatch.setattr("rollgen.curate.compact.decide", decide_without_room)
+        with pytest.raises(DatasetError, match=r"cannot be written: File too large; nothing has changed"):
+            compact(split, keep=True)
+    else:
+        with (
+            largest_file(0),
+            pytest.raises(UsageError, match=r"journal/compact\.lock: cannot be written: File too large"),
+        ):
+            compact(split)
+    assert content(split) == before
+    assert not (split / "retired").exists()
+
+
+@pytest.mark.parametrize("make", [Path.touch, lambda path: path.symlink_to("/nowhere")], ids=["file", "dangling link"])
+def test_retired_is_in_the_way(split: Path, make: Callable[[Path], None]) -> None:
+    """Before anything is written; readers and later compactions go on."""
+    make(split / "retired")
+    before = content(split)
+    with pytest.raises(DatasetError, match="retired: is there already, and no directory; move it away"):
+        compact(split, keep=True)
+    assert content(split) == before
+    assert compact(split).replaced == 4
+
+
 class Killed(BaseException):
     """As if by a signal that cannot be caught: nothing that would clean up can do anything any more."""
 
 
-STEPS = ("os.link", "os.unlink", "os.rename", "os.replace", "rollgen.format.replacement.append_line")
+STEPS = ("os.link", "os.unlink", "os.rename", "os.replace", "os.mkdir", "os.rmdir")
 """All that changes what is seen. What is on disk when is `os.fsync`'s, where Ctrl-C may come as well."""
 
 
@@ -469,6 +504,11 @@ def test_sigkill(split: Path, read_shards: ReadShards, call: str, at: int) -> No
     killed = subprocess.run([sys.executable, "-c", KILL, str(split), call, str(at)], check=False, timeout=60)
     assert killed.returncode == -signal.SIGKILL
     assert list((split / "data").glob(".tmp-compact-*"))
+    if call == "fsync":
+        copy = Path(shutil.copytree(split, split.parent / "copy"))
+        with WriterSlot(copy, "w0"):  # whoever writes next removes what was not decided
+            assert not list(copy.rglob(".tmp-*"))
+        assert read_shards(copy) == old
     done = compact(split)
     assert done.completed_earlier is (call == "unlink")
     after = read_shards(split)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -24,6 +25,7 @@ from rollgen.format.commit import (
     JournalLine,
     Part,
     WriterSlot,
+    _writable,
     check_writer_name,
     file_sha256,
     footer_sha256,
@@ -108,7 +110,7 @@ def test_publish_links_hashes_and_journals(tmp_path: Path) -> None:
         mask_ids=3,
     )
     assert (tmp_path / "data" / line.file).read_bytes() == content
-    assert read_journal(tmp_path) == ({line.file: line}, frozenset())
+    assert read_journal(tmp_path) == ({line.file: line}, {})
     assert json.loads((tmp_path / "journal" / "w0.jsonl").read_text())["retired"] is False
 
 
@@ -156,7 +158,7 @@ def test_retirement_is_final_whatever_the_order(tmp_path: Path) -> None:
         line = publish(slot)
     with WriterSlot(tmp_path, "w0") as slot:
         slot.retire(line)
-    assert read_journal(tmp_path) == ({}, frozenset({line.file}))
+    assert read_journal(tmp_path) == ({}, {line.file: replace(line, retired=True)})
 
 
 def test_the_last_line_of_a_file_counts(tmp_path: Path) -> None:
@@ -174,6 +176,31 @@ def test_leftovers_of_this_writer_only_are_removed(tmp_path: Path) -> None:
             (tmp_path / "data" / name).touch()
     with WriterSlot(tmp_path, "w0"):
         assert sorted(path.name for path in (tmp_path / "data").iterdir()) == [".tmp-w01-000000", ".tmp-w1-000000"]
+
+
+def test_leftovers_of_a_compaction_are_removed_by_any_writer(tmp_path: Path) -> None:
+    """Whole shards, which nobody would use again; but not those of a live writer that took that name."""
+    for number, (writer, left) in enumerate([("w0", []), ("compact", [".tmp-compact-000000"])]):
+        directory = tmp_path / str(number)
+        with WriterSlot(directory, writer, Part(0, 2)):
+            (directory / "data" / ".tmp-compact-000000").touch()
+            with WriterSlot(directory, "w1", Part(1, 2)):
+                assert [path.name for path in (directory / "data").iterdir()] == left
+
+
+def test_afresh_looks_at_nothing_and_changes_nothing(tmp_path: Path) -> None:
+    """So that what is damaged can be removed by whoever holds the slot."""
+    with WriterSlot(tmp_path, "w0") as slot:
+        slot.append(LINE)
+    (tmp_path / "journal" / "replacement.json").write_text("damaged")
+    (tmp_path / "journal" / "w0.jsonl").write_text("damaged\n{")
+    (tmp_path / "data" / ".tmp-w0-000000").touch()
+    before = {path: path.stat().st_size for path in tmp_path.rglob("*") if path.suffix != ".lock"}
+    with pytest.raises(DatasetError, match=r"replacement\.json: damaged"):
+        take_slot(tmp_path, "w0")
+    with WriterSlot(tmp_path, "w0", afresh=True) as slot:
+        assert slot.temporary().name == ".tmp-w0-000000"
+    assert {path: path.stat().st_size for path in before} == before
 
 
 def test_torn_journal_is_repaired_before_it_grows(tmp_path: Path) -> None:
@@ -308,6 +335,24 @@ def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+
+
+@pytest.mark.parametrize(
+    ("number", "fix"),
+    [
+        (errno.ENOSPC, "make room there"),
+        (errno.EROFS, r"make it writable, or use another directory \(for a dataset, a c"),
+    ],
+    ids=["full", "read-only"],
+)
+def test_a_lock_that_cannot_be_written_is_named(tmp_path: Path, number: int, fix: str) -> None:
+    """Whether the system names the file, as for opening it, or does not, as for writing."""
+    for error in (OSError(number, "Why"), OSError(number, "Why", str(tmp_path / "w0.lock"))):
+        with (
+            pytest.raises(UsageError, match=rf"/w0\.lock: cannot be written: Why; {fix}"),
+            _writable(tmp_path / "w0.lock"),
+        ):
+            raise error
 
 
 def test_starts_wait_for_each_other(tmp_path: Path) -> None:

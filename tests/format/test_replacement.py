@@ -8,22 +8,30 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from rollgen.config import digest
 from rollgen.errors import DatasetError
-from rollgen.format import replacement as module
-from rollgen.format.commit import JournalLine, WriterSlot, list_shards, read_journal
+from rollgen.format import journal as journal_module
+from rollgen.format.commit import WriterSlot, list_shards, read_journal
+from rollgen.format.journal import committed_shards, is_unfinished
+from rollgen.format.jsonlines import encode_line
 from rollgen.format.manifest import Manifest
 from rollgen.format.reader import open_dataset
-from rollgen.format.replacement import Replacement, committed_shards, complete, decide, is_unfinished
+from rollgen.format.replacement import Replacement, complete, decide, prepare_retired
 from rollgen.format.writer import ShardWriter
 from rollgen.rollouts import Completion
 
 OLD = ("part-w0-000000.parquet", "part-w0-000001.parquet")
 NEW = "part-compact-000000.parquet"
+RECORD = Path("journal/replacement.json")
 
 
 @pytest.fixture
@@ -52,6 +60,31 @@ def prepared(
 
 def names(directory: Path) -> list[str]:
     return sorted(path.name for path in (directory / "data").iterdir())
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    """Every file but locks."""
+    files = (path for path in directory.rglob("*") if path.is_file() and path.suffix != ".lock")
+    return {str(path.relative_to(directory)): path.read_bytes() for path in files}
+
+
+def rewrite_record(directory: Path, **changes: Any) -> None:
+    """With these keys changed, and a checksum that is right: what another program might have written."""
+    record = json.loads((directory / RECORD).read_bytes())
+    del record["sha256"]
+    record |= changes
+    (directory / RECORD).write_text(json.dumps(record | {"sha256": digest(record)}))
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """A limit on file sizes stands in for a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_nothing_to_complete(directory: Path) -> None:
@@ -89,63 +122,133 @@ def test_what_was_not_decided_is_a_leftover(directory: Path, prepared: Replaceme
     assert len(prepared.added) == 1
 
 
-@pytest.mark.parametrize("kept", [1, 100, -1], ids=["a byte", "a third", "all but the newline"])
-@pytest.mark.parametrize("whole", [0, 1, 2])
-def test_killed_while_appending_to_the_journal(
-    directory: Path, prepared: Replacement, whole: int, kept: int, tmp_path: Path
-) -> None:
-    """After `whole` lines and a part of the next: what is there is not written twice."""
-    decide(directory, prepared)
-    record = (directory / "journal" / module.RECORD_FILE).read_bytes()
-    content = {path: path.read_bytes() for path in (directory / "data").iterdir()}
-    complete(directory)
+def test_lines_that_are_there_stay(directory: Path, prepared: Replacement) -> None:
+    """Those of the writer's earlier shards; a torn one, which was never a commit, goes."""
+    earlier = json.dumps(asdict(replace(prepared.added[0], file="part-compact-000009.parquet", retired=True))) + "\n"
     journal = directory / "journal" / "compact.jsonl"
-    complete_journal = journal.read_bytes()
-    lines = complete_journal.splitlines(keepends=True)
-    for path, old in content.items():  # back to before the old shards went
-        path.write_bytes(old)
-    (directory / "journal" / module.RECORD_FILE).write_bytes(record)
-    journal.write_bytes(b"".join(lines[:whole]) + lines[whole][:kept])
-    complete(directory)
-    assert journal.read_bytes() == complete_journal
-    assert names(directory) == [NEW]
-
-
-@pytest.mark.parametrize("linked", [False, True])
-def test_a_damaged_new_shard_deletes_nothing(directory: Path, prepared: Replacement, linked: bool) -> None:
-    """Under either name; the old shards are in place, and once the file is back it goes on."""
+    journal.write_text(earlier + '{"file": "part-comp')
     decide(directory, prepared)
-    path = directory / "data" / ".tmp-compact-000000"
-    if linked:
-        path = path.rename(directory / "data" / NEW)
-    content = path.read_bytes()
-    for damaged in (content[:-1], b"", None):
-        path.unlink(missing_ok=True)
-        if damaged is not None:
-            path.write_bytes(damaged)
-        with pytest.raises(DatasetError, match=r"missing or damaged, though journal/replacement\.json counts on it"):
-            complete(directory)
-        assert set(OLD) <= set(names(directory))
-    path.write_bytes(content)
     complete(directory)
+    lines = journal.read_text().splitlines(keepends=True)
+    assert lines[0] == earlier
+    assert [json.loads(line)["file"] for line in lines[1:]] == [NEW, *OLD]
+
+
+@pytest.mark.parametrize("prepared_journal", [b"", b'{"file": "part-comp', None], ids=["empty", "torn", "missing"])
+def test_the_prepared_journal_is_not_trusted(
+    directory: Path, prepared: Replacement, prepared_journal: bytes | None
+) -> None:
+    """It only keeps the room: it follows from the record, and is written again when it is not what it should be."""
+    decide(directory, prepared)
+    path = directory / "data" / ".tmp-compact-journal"
+    path.unlink()
+    if prepared_journal is not None:
+        path.write_bytes(prepared_journal)
+    complete(directory)
+    assert [shard.line for shard in open_dataset(directory).shards] == list(prepared.added)
+
+
+def test_nothing_is_written_once_it_is_decided(directory: Path, prepared: Replacement) -> None:
+    """Not a byte: a disk that is full by then does not stop it."""
+    prepare_retired(directory, OLD)
+    decide(directory, replace(prepared, keep=True))
+    with largest_file(0):
+        complete(directory)
     assert names(directory) == [NEW]
+    assert not is_unfinished(directory)
+
+
+@pytest.mark.parametrize("at", ["journal", "record"])
+def test_no_room_for_the_decision(directory: Path, prepared: Replacement, at: str) -> None:
+    """Nothing has changed, and nothing is left behind. The journal would be the new line, the record more than that."""
+    before = contents(directory)
+    line = len(encode_line(prepared.added[0]))
+    with largest_file(line - (at == "journal")), pytest.raises(OSError, match="File too large"):
+        decide(directory, replace(prepared, retired=()))
+    assert contents(directory) == before
 
 
 @pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        ("", "damaged"),
-        ('{"writer": "compact"}', "damaged"),
-        ('{"writer": "compact", "added": [], "retired": ["../../etc/passwd"], "keep": false}', "not the name of a"),
-    ],
-    ids=["empty", "incomplete", "a foreign path"],
+    "content", [b"", b"{", b"\xff", b"[]", b"[" * 100_000, b'{"writer": "compact"}', b'{"a": "\\ud800"}']
 )
-def test_a_damaged_record_is_an_error(directory: Path, content: str, expected: str) -> None:
-    """It names the file, and nothing is touched."""
-    (directory / "journal" / module.RECORD_FILE).write_text(content)
-    with pytest.raises(DatasetError, match=rf"journal/replacement\.json: .*{expected}"):
+def test_what_is_no_record_is_an_error(directory: Path, content: bytes) -> None:
+    """It names the file and what to do, and nothing is touched."""
+    (directory / RECORD).write_bytes(content)
+    with pytest.raises(
+        DatasetError, match=r"journal/replacement\.json: damaged; put it back from a copy, or delete it"
+    ):
         complete(directory)
     assert names(directory) == list(OLD)
+
+
+def test_a_changed_byte_of_the_record_changes_nothing_else(directory: Path, prepared: Replacement) -> None:
+    """Whichever it is: of a name, a figure, a key, the checksum; a quarter of them are tried."""
+    decide(directory, prepared)
+    sound = (directory / RECORD).read_bytes()
+    before = contents(directory)
+    places = [place for place in range(len(sound)) if sound[place : place + 1].strip()]
+    for place in places[::4]:
+        damaged = bytearray(sound)
+        damaged[place] ^= 1
+        (directory / RECORD).write_bytes(damaged)
+        with pytest.raises(DatasetError, match=r"journal/replacement\.json: damaged; put it back"):
+            complete(directory)
+    (directory / RECORD).write_bytes(sound)
+    assert contents(directory) == before
+    complete(directory)
+    assert names(directory) == [NEW]
+
+
+def changed(line: str, **changes: Any) -> Callable[[Replacement], dict[str, Any]]:
+    """A record whose only new shard has another line."""
+    return lambda prepared: {line: [asdict(replace(prepared.added[0], **changes))]}
+
+
+HOSTILE: dict[str, tuple[Callable[[Replacement], dict[str, Any]], str]] = {
+    "nothing added": (lambda _: {"added": []}, r"replacement\.json: adds no shard"),
+    "a foreign path": (lambda _: {"retired": ["../../etc/passwd"]}, "'../../etc/passwd' is not the name of a shard"),
+    "another's name": (changed("added", file="part-w0-000007.parquet"), "is not a shard of the writer 'compact'"),
+    "a writer elsewhere": (lambda _: {"writer": "../../x"}, r"is not a shard of the writer '\.\./\.\./x'"),
+    "a retired one": (changed("added", retired=True), "adds a shard that is retired"),
+    "itself": (lambda _: {"retired": [*OLD, NEW]}, "names a shard twice"),
+    "one twice": (lambda _: {"retired": [*OLD, OLD[0]]}, "names a shard twice"),
+    "a stranger": (lambda _: {"retired": [*OLD, "part-w0-000002.parquet"]}, "neither those before nor those after"),
+    "too few": (lambda _: {"retired": [OLD[0]]}, r"adds Totals\(rows=8, .* but retires Totals\(rows=4, "),
+    "tokens": (
+        changed("added", tokens=65),
+        r"adds Totals\(rows=8, tokens=65, .* but retires Totals\(rows=8, tokens=64,",
+    ),
+    "bytes": (changed("added", bytes=1), "missing or damaged, though"),
+    "sha256": (changed("added", sha256="0" * 64), "missing or damaged, though"),
+    "footer": (changed("added", footer_sha256="0" * 64), "missing or damaged, though"),
+}
+
+
+@pytest.mark.parametrize(("change", "expected"), HOSTILE.values(), ids=HOSTILE)
+def test_a_record_that_is_not_of_this_dataset(
+    directory: Path,
+    prepared: Replacement,
+    change: Callable[[Replacement], dict[str, Any]],
+    expected: str,
+) -> None:
+    """Its checksum is right, and still nothing is done."""
+    decide(directory, prepared)
+    rewrite_record(directory, **change(prepared))
+    before = contents(directory)
+    with pytest.raises(DatasetError, match=expected):
+        complete(directory)
+    assert contents(directory) == before
+
+
+def test_rows_are_counted_in_the_file(directory: Path, prepared: Replacement) -> None:
+    """Record and journal may agree on what the new shard does not hold."""
+    line = replace(prepared.added[0], rows=9)
+    decide(directory, replace(prepared, added=(line,)))
+    journal = directory / "journal" / "w0.jsonl"
+    journal.write_text(journal.read_text().replace('"rows": 4', '"rows": 5', 1))
+    with pytest.raises(DatasetError, match="missing or damaged, though"):
+        complete(directory)
+    assert set(OLD) < set(names(directory))
 
 
 def test_a_directory_that_cannot_be_written(directory: Path, prepared: Replacement) -> None:
@@ -160,6 +263,25 @@ def test_a_directory_that_cannot_be_written(directory: Path, prepared: Replaceme
     in_the_way.rmdir()
     complete(directory)
     assert names(directory) == [NEW]
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda kept: kept.touch(), "retired: is there already, and no directory; move it away"),
+        (lambda kept: (kept / OLD[1]).mkdir(parents=True), r"retired/part-w0-000001\.parquet: is there already"),
+        (
+            lambda kept: kept.symlink_to("/dev"),
+            "retired: is on another file system than data/|retired: cannot be written",
+        ),
+    ],
+    ids=["a file", "a name taken", "another file system"],
+)
+def test_nowhere_to_keep_the_old_shards(directory: Path, make: Callable[[Path], None], expected: str) -> None:
+    """Said before anything is decided."""
+    make(directory / "retired")
+    with pytest.raises(DatasetError, match=expected):
+        prepare_retired(directory, OLD)
 
 
 def test_readers_refuse_what_is_not_complete(directory: Path, prepared: Replacement) -> None:
@@ -184,15 +306,7 @@ def test_a_reader_sees_one_moment(
         looks.append(list_shards(where) if first else before)
         return looks[-1]
 
-    monkeypatch.setattr(module, "list_shards", list_meanwhile)
+    monkeypatch.setattr(journal_module, "list_shards", list_meanwhile)
     journal, paths = committed_shards(directory)
     assert len(looks) == 2
     assert [path.name for path in paths] == [NEW] == list(journal.committed)
-
-
-def test_lines_round_trip(directory: Path) -> None:
-    """What was decided is what is carried out, field by field."""
-    line = JournalLine(NEW, 100, "a" * 64, "b" * 64, 1, 2, 3)
-    decided = Replacement("compact", (line,), OLD, keep=True)
-    decide(directory, decided)
-    assert module._read(directory / "journal" / module.RECORD_FILE) == decided

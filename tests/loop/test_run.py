@@ -209,6 +209,18 @@ def test_clean_replaces_a_run(runs: Runs) -> None:
     assert [shard.line is not None for shard in open_dataset(runs.out).shards] == [True]
 
 
+@pytest.mark.parametrize("name", ["replacement.json", "w0.jsonl"])
+def test_clean_starts_over_from_damage(runs: Runs, name: str) -> None:
+    """Which is what it is for: a record or a journal that stops everything else is not read."""
+    runs()
+    (runs.out / "journal" / name).write_text("damaged\n")
+    with pytest.raises(DatasetError, match=rf"journal/{name}.*damaged"):
+        runs(resume=True)
+    runs(clean=True)
+    assert runs.stored() == keys(5, 2)
+    assert not (runs.out / "journal" / "replacement.json").exists()
+
+
 def test_clean_waits_until_all_checks_have_passed(runs: Runs) -> None:
     """A bad prompt or an engine that does not start costs nothing of the old run."""
     runs()
