@@ -13,6 +13,8 @@ Where some [V, H] more do not matter, this is all that is needed:
 
     hidden = model.model(batch.input_ids, attention_mask=batch.attention_mask).last_hidden_state
     logprobs = batch.support_logprobs_from_hidden(hidden, model.lm_head.weight)
+
+All this is for models whose logits are `hidden @ lm_head.weight.T`; others are refused: see `check_model`.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
 import tempfile
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -37,11 +40,12 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 import rollgen
 from rollgen import RolloutBatch
 from rollgen.config import EMBEDDED_MODEL
-from rollgen.errors import UsageError
+from rollgen.errors import RollgenError, UsageError
 
 SAMPLING = {"n": 6, "max_tokens": 24, "temperature": 1.0, "top_k": 50, "top_p": 0.9, "max_model_len": 1024}
 CLIP = 0.2
 EPSILON = 1e-4  # keeps the advantages of a group of nearly equal rewards small
+NUMBER = r"[-\u2212]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+]?\d+)?"  # U+2212 is the minus sign of typeset text
 FINISHED = 0.25  # reward of an answer that ends by itself
 WITH, WITHOUT = "with masks", "without masks"
 
@@ -52,6 +56,7 @@ def main() -> None:
         rollgen.generate(args.prompts, args.dataset, resume=True, model=args.model, dtype="float32", **SAMPLING)
     stream = rollgen.RolloutStream(args.dataset, batch_tokens=args.batch_tokens, group_by_prompt=True)
     model = load_model(args.model or stream.manifests[0].model.name, args.pad_vocab)
+    check_model(model)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimiser = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, fused=True)  # fused: no temporaries
@@ -97,11 +102,36 @@ def load_model(name: str, pad_vocab: int | None) -> PreTrainedModel:
     return model
 
 
+@torch.no_grad()
+def check_model(model: PreTrainedModel) -> None:
+    """Raise UsageError unless tables of embedding and head, with the layers between, give the model's own logits.
+
+    Not so where embeddings are scaled outside their table, where the head has a bias, and where logits are scaled or
+    capped after it: ratios would be wrong from the first step on.
+    """
+    ids = torch.arange(min(16, model.config.vocab_size)).unsqueeze(0)
+    inputs = F.embedding(ids, model.get_input_embeddings().weight)
+    hidden = model.model(inputs_embeds=inputs, use_cache=False).last_hidden_state
+    logits, expected = F.linear(hidden, model.lm_head.weight), model(input_ids=ids, use_cache=False).logits
+    if not torch.allclose(logits, expected, rtol=1e-5, atol=1e-5):
+        off = (logits - expected).abs().max().item()
+        raise UsageError(
+            f"{model.config.model_type}: logits from the tables of embedding and head alone are off by {off:.2g}: "
+            "this model scales, shifts or caps them; train it on its own logits, with batch.support_logprobs"
+        )
+
+
 def reward(text: str | None, metadata: str | None, finish_reason: str) -> float:
     """1 when the last number of the text is the answer, and FINISHED when the model came to an end."""
-    numbers = re.findall(r"-?\d+(?:\.\d+)?", text or "")
-    right = bool(numbers) and float(numbers[-1]) == float(json.loads(metadata or "{}").get("answer", "nan"))
+    numbers = re.findall(NUMBER, text or "")
+    right = bool(numbers) and number(numbers[-1]) == number(str(json.loads(metadata or "{}").get("answer")))
     return right + FINISHED * (finish_reason == "stop")
+
+
+def number(text: str) -> float:
+    """Commas between thousands are left out. NaN, which equals nothing, for what is no number: never right."""
+    digits = text.strip().replace("\u2212", "-").replace(",", "")
+    return float(digits) if re.fullmatch(NUMBER, text.strip()) else float("nan")
 
 
 def group_advantages(rewards: Tensor, groups: Tensor) -> Tensor:
@@ -158,6 +188,7 @@ def used_rows(model: PreTrainedModel, batch: RolloutBatch) -> Iterator[tuple[Rol
 
     For each use of a weight autograd would make a [V, H], and hold it through the backward, only to add it to the
     gradient. These rows are leaves of their own; their gradients are added at the end (to a tied weight, both).
+    The row of a `padding_idx` gets its gradient like any other, which an embedding that has one would keep from it.
     Raises UsageError for tokens that were sampled from all V ids.
     """
     if batch.support.has_full_rows:
@@ -231,4 +262,7 @@ def plot(steps: list[dict[str, Any]], path: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except RollgenError as error:
+        sys.exit(f"error: {error}")

@@ -169,6 +169,7 @@ class RolloutBatch:
         """What `support_logprobs` gives for the logits `hidden @ weight.T + bias`, which are never made.
 
         `hidden` [R, L, H] are the model's last hidden states for `input_ids`, `weight` [V, H] that of its `lm_head`.
+        Not for models that scale or cap their logits after that product (Gemma 2, Granite, Cohere).
         """
         places = self._predictors("hidden", hidden)
         return self._spread(

@@ -1,5 +1,8 @@
 """What the log-probability ops take and return: every check of their arguments, made once, before anything is read.
 
+What a tensor holds is checked where that waits for no device: on the CPU. On a CUDA device it is not. There rows out of
+range trip an assertion, negative ones count from the end, and results for a temperature of 0, inf or NaN are wrong.
+
 Axes: N rows of the support (tokens), M rows of logits or hidden states, V vocabulary of the logits, H hidden size.
 """
 
@@ -9,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from rollgen.errors import UsageError
 from rollgen.ops.support import Support
@@ -23,7 +27,8 @@ class SupportLogprobs(NamedTuple):
     """float [N], nats, of pi_theta over the support: 0 for a single id."""
     log_kept_mass: Tensor | None
     """float [N], log of the share of the full softmax (over the ids below `vocab_size`, at the same temperature) that
-    falls on the support: at most 0, and 0 for a row that is not truncated."""
+    falls on the support: at most 0, and 0 for a row that is not truncated. The difference of two logs of sums: near 0,
+    where the support keeps nearly all, it is good to an absolute 1e-7 or so in float32, not to a relative one."""
 
 
 def check_logits(logits: Tensor, support: Support, targets: Tensor, rows: Tensor | None) -> None:
@@ -39,8 +44,8 @@ def check_hidden(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, support: Support, targets: Tensor, rows: Tensor | None
 ) -> None:
     """`check_logits` for hidden states and the head that would turn them into logits."""
-    if hidden.dim() != 2 or not hidden.is_floating_point():
-        raise UsageError(f"hidden must be float [M, H], not {hidden.dtype} {list(hidden.shape)}")
+    if hidden.dim() != 2 or hidden.shape[1] == 0 or not hidden.is_floating_point():
+        raise UsageError(f"hidden must be float [M, H], H 1 or more, not {hidden.dtype} {list(hidden.shape)}")
     if weight.dim() != 2 or weight.shape[1] != hidden.shape[1]:
         raise UsageError(f"weight must be [V, {hidden.shape[1]}] for this hidden, not {list(weight.shape)}")
     if weight.shape[0] < support.vocab_size:
@@ -59,6 +64,8 @@ def _check_tokens(name: str, source: Tensor, support: Support, targets: Tensor, 
         raise UsageError(f"targets are {list(targets.shape)}, the support has {len(support)} rows")
     if targets.dtype != torch.int64 or (rows is not None and rows.dtype != torch.int64):
         raise UsageError("targets and rows must be int64: places in [M, V] overflow anything smaller")
+    if rows is not None and rows.dim() != 1:
+        raise UsageError(f"rows must be [{len(support)}], not {list(rows.shape)}")
     count = source.shape[0] if rows is None else rows.numel()
     if count != len(support):
         raise UsageError(f"{count} rows of {name} for {len(support)} rows of support")
@@ -72,14 +79,50 @@ def accumulation_dtype(source: Tensor) -> torch.dtype:
 
 
 def temperature_rows(temperature: float | Tensor, source: Tensor, count: int) -> Tensor:
-    """The temperature of each row, [count], in the dtype that is accumulated in."""
+    """The temperature of each row, [count], in the dtype that is accumulated in. Raises UsageError for a bad one."""
+    dtype = accumulation_dtype(source)
     if isinstance(temperature, Tensor):
         if temperature.shape not in ((), (1,), (count,)):
             raise UsageError(f"temperature must be a number or [{count}], not {list(temperature.shape)}")
-        return temperature.to(accumulation_dtype(source)).expand(count)
-    if not temperature > 0:
-        raise UsageError(f"temperature must be above 0, not {temperature}")
-    return torch.full((count,), temperature, dtype=accumulation_dtype(source), device=source.device)
+        if not temperature.is_floating_point() or temperature.device != source.device:
+            got = f"{temperature.dtype} on {temperature.device}"
+            raise UsageError(f"temperature must be a number or a float tensor on {source.device}, not {got}")
+        return temperature.to(dtype).expand(count)
+    limits = torch.finfo(dtype)
+    if not limits.tiny <= temperature <= limits.max:
+        raise _bad_temperature(temperature, dtype)
+    # Not torch.full, for which the compiler would take the number for a constant.
+    return torch.ones(count, dtype=dtype, device=source.device) * temperature
+
+
+def check_values(places: Tensor, scale: Tensor, count: int) -> None:
+    """Raise UsageError for rows that are not among `count`, and temperatures that divide nothing; on a CPU only."""
+    if not places.is_cpu:
+        return
+    outside = places[(places < 0) | (places >= count)]
+    if outside.numel():
+        raise UsageError(f"rows must be 0 to {count - 1}, one is {outside[0].item()}")
+    limits = torch.finfo(scale.dtype)
+    bad = scale[~((scale >= limits.tiny) & (scale <= limits.max))]
+    if bad.numel():
+        raise _bad_temperature(bad[0].item(), scale.dtype)
+
+
+def _bad_temperature(temperature: float, dtype: torch.dtype) -> UsageError:
+    name = str(dtype).removeprefix("torch.")
+    return UsageError(f"temperature must be a finite number above 0 in {name}, not {temperature}")
+
+
+def check_mode(*inputs: float | Tensor | None) -> None:
+    """Raise UsageError in forward-mode differentiation, which would take every derivative of an op for zero.
+
+    Nothing is known of it while a graph is traced.
+    """
+    if torch.compiler.is_compiling():
+        return
+    duals = [forward_ad.unpack_dual(part) for part in inputs if isinstance(part, Tensor)]  # type: ignore[no-untyped-call]
+    if any(dual.tangent is not None for dual in duals):
+        raise UsageError("support_logprobs has no forward-mode derivative; for that use rollgen.ops.reference")
 
 
 def row_places(rows: Tensor | None, support: Support) -> Tensor:

@@ -7,9 +7,14 @@ memory is one block whatever N and V. The log-sum-exp is kept online: https://ar
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 import torch
 from torch import Tensor
+
+WIDTH: Final = (1 << 15) - 64
+"""Ids in a block, at most. From 2^15 numbers on torch sums a row that is alone on all threads, each its own part of it,
+and the last bits of the result depend on how many there are."""
 
 
 def block_elements(device: torch.device) -> int:
@@ -41,12 +46,14 @@ class OnlineSoftmax:
         largest = torch.maximum(self.largest[rows], scaled.amax(1))
         drop = self.largest[rows] - largest
         shifted = scaled.sub_(largest.unsqueeze(1))
+        keep = drop.exp()
         if self._mean is not None:
-            # Sum of exp(x) x, x relative to the largest so far: moving that by `drop` moves every x.
+            # Sum of exp(x) x, x relative to the largest so far: moving that by `drop` moves every x. A drop that keeps
+            # nothing may have overflowed.
             exp = shifted.exp()
-            old = self._mean[rows] + drop * self._total[rows]
-            self._mean[rows] = old * drop.exp() + exp.mul_(shifted).masked_fill_(shifted == -torch.inf, 0).sum(1)
-        self._total[rows] = self._total[rows] * drop.exp() + shifted.exp_().sum(1)
+            old = ((self._mean[rows] + drop * self._total[rows]) * keep).masked_fill_(keep == 0, 0)
+            self._mean[rows] = old + exp.mul_(shifted).masked_fill_(shifted == -torch.inf, 0).sum(1)
+        self._total[rows] = self._total[rows] * keep + shifted.exp_().sum(1)
         self.largest[rows] = largest
 
     @property
@@ -106,7 +113,9 @@ class DenseGradient:
         share = self._share[rows].unsqueeze(1)
         if self._of_entropy is not None:
             share = share - self._of_entropy[rows].unsqueeze(1) * logprobs
-        gradient = logprobs.exp().mul_(share).masked_fill_(logprobs == -torch.inf, 0)
+        probabilities = logprobs.exp()
+        absent = probabilities == 0  # there the share may have overflowed
+        gradient = probabilities.mul_(share).masked_fill_(absent, 0)
         inside, column = _columns(self._targets[rows], first_id, scaled)
         gradient.scatter_add_(1, column, self._of_target[rows].masked_fill(~inside, 0).unsqueeze(1))
         self.slope[rows] += logprobs.mul_(gradient).masked_fill_(gradient == 0, 0).sum(1)

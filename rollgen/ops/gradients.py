@@ -21,6 +21,7 @@ def zeros(like: Tensor, wanted: bool) -> Tensor:
 
     On a CPU the pages come from numpy: the system has zeroed them, and numpy asks it for huge ones. `torch.zeros` takes
     small pages and fills them once more: for the gradient of a large head that was 9 tenths of the backward's time.
+    That memory is numpy's: such a gradient cannot be resized in place.
     """
     shape = like.shape if wanted else torch.Size([0])
     if like.device.type != "cpu":
@@ -53,6 +54,26 @@ def add_products(into: Tensor, keys: Tensor, table: Tensor, index: Tensor, weigh
         done = last + (following != last)
         carried = sums[done - first :].sum(0)
         into.index_add_(0, keys[starts[first:done]], sums[: done - first].to(into.dtype))
+
+
+def put_sums(into: Tensor, places: Tensor, values: Tensor) -> None:
+    """into[places[i]] = the sum of all values of that place: [K], int64 [n] and [n].
+
+    Sums in the dtype of `values`, in their order, rounded to the dtype of `into` once.
+    """
+    order = places.argsort(stable=True)
+    places = places[order]
+    run = (places.diff(prepend=places[:1]) != 0).cumsum(0)
+    # One place more than there can be runs: how many there are is data, which would have to be waited for.
+    starts = torch.searchsorted(run, torch.arange(run.numel() + 1, device=run.device))
+    sums = torch.segment_reduce(values[order], "sum", offsets=starts, unsafe=True)
+    into.index_copy_(0, places, sums[run].to(into.dtype))
+
+
+def add_rows(into: Tensor, index: Tensor, values: Tensor) -> None:
+    """into[index[i]] += values[i] for all i, in their order: [K, W], int64 [n] that never falls, and [n, W]."""
+    bags = torch.searchsorted(index, torch.arange(into.shape[0], device=index.device))
+    into += F.embedding_bag(torch.arange(index.numel(), device=index.device), values, bags, mode="sum")
 
 
 def refuse(_ctx: Any, *_of_gradients: Tensor | None) -> NoReturn:

@@ -23,8 +23,15 @@ from typing import Any, Literal, NamedTuple, overload
 import torch
 from torch import Tensor
 
-from rollgen.ops.arguments import SupportLogprobs, check_hidden, row_places, temperature_rows
-from rollgen.ops.dense import DenseGradient, OnlineSoftmax, block_elements, spans, spread
+from rollgen.ops.arguments import (
+    SupportLogprobs,
+    check_hidden,
+    check_mode,
+    check_values,
+    row_places,
+    temperature_rows,
+)
+from rollgen.ops.dense import WIDTH, DenseGradient, OnlineSoftmax, block_elements, spans, spread
 from rollgen.ops.gradients import add_products, refuse, zeros
 from rollgen.ops.segments import Segments
 from rollgen.ops.support import Support
@@ -96,9 +103,14 @@ def support_logprobs_from_hidden(
 
     Returns float32 [N] (float64 for float64), or with `entropy` a SupportLogprobs; values are as those of
     `support_logprobs`. Waits for the device: the sizes of what is gathered are data. Raises UsageError when shapes,
-    dtypes or devices do not fit together.
+    dtypes or devices do not fit together, and for rows or temperatures out of range: those of CUDA tensors are not
+    looked at.
+
+    Only for models whose logits are `hidden @ weight.T + bias`. Some scale or cap them after that (Gemma 2 by a tanh,
+    Granite by `logits_scaling`, Cohere by `logit_scale`): a scale may go into `temperature`, a cap needs the logits.
     """
     check_hidden(hidden, weight, bias, support, targets, rows)
+    check_mode(hidden, weight, bias, temperature)
     results: tuple[Tensor, ...] = torch.ops.rollgen.support_logprobs_from_hidden(
         hidden,
         weight,
@@ -133,6 +145,7 @@ def _forward(
 
     That is log pi of every id [nnz], and [2, N] (or [2, 0]): `largest` and `log_total` of rows that are not truncated.
     """
+    check_values(rows, scale, hidden.shape[0])
     segments = Segments.of(ids, offsets, targets)
     several = _in_rows_of_several(segments)
     row, listed_ids = segments.row[several], ids[several].long()
@@ -255,7 +268,7 @@ class _Product(NamedTuple):
         return spans(self.places.numel(), block_elements(self.hidden.device) // self._width())
 
     def _width(self) -> int:
-        return max(1, block_elements(self.hidden.device) // self.hidden.shape[1])
+        return min(WIDTH, max(1, block_elements(self.hidden.device) // self.hidden.shape[1]))
 
     def states(self, rows: slice) -> Tensor:
         """[rows, H]"""
@@ -355,6 +368,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 def _differentiate(
     ctx: Any, of_logprobs: Tensor | None, of_entropies: Tensor | None, *_state: None
 ) -> tuple[Tensor | None, ...]:
+    check_mode(of_logprobs, of_entropies)
     of_hidden, of_weight, of_bias, _, _, _, of_scale, *_ = ctx.needs_input_grad
     in_hidden, in_weight, in_bias, in_scale = torch.ops.rollgen.support_logprobs_from_hidden_backward(
         of_logprobs,

@@ -9,22 +9,36 @@ the support, and zeros elsewhere, in one dense [M, V]. Forward cost and memory g
 are not truncated, and the mass outside the support when it is asked for, need whole rows of the vocabulary: they go
 through a block at a time, forward and backward. `reference.py` is the plain dense twin.
 
+All sums run in a fixed order: values and gradients are equal bit by bit over repeats and numbers of threads. A row of
+logits that is used more than once sums its gradients before they are rounded.
+
 Forward and backward are custom operators, so that `torch.compile(fullgraph=True)` takes them whole, at any N and nnz.
-The backward has no gradient of its own: differentiating twice raises UsageError.
+The backward has no gradient of its own: differentiating twice, or in forward mode, raises UsageError.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal, overload
+from collections.abc import Iterator
+from typing import Any, Final, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor
 
-from rollgen.ops.arguments import SupportLogprobs, check_logits, row_places, temperature_rows
-from rollgen.ops.dense import DenseGradient, OnlineSoftmax, block_elements, spans, spread
-from rollgen.ops.gradients import refuse, zeros
+from rollgen.ops.arguments import (
+    SupportLogprobs,
+    check_logits,
+    check_mode,
+    check_values,
+    row_places,
+    temperature_rows,
+)
+from rollgen.ops.dense import WIDTH, DenseGradient, OnlineSoftmax, block_elements, spans, spread
+from rollgen.ops.gradients import add_rows, put_sums, refuse, zeros
 from rollgen.ops.segments import Segments
 from rollgen.ops.support import Support
+
+SUMS_ELEMENTS: Final = 1 << 24
+"""How many numbers of a gradient are summed up at once before they are rounded: 64 MB in float32; one row at least."""
 
 
 @overload
@@ -96,7 +110,7 @@ def support_logprobs(
     targets      int64 [N], the sampled ids
     temperature  a number, or float [N]: divides the logits. A tensor gets its gradient
     rows         int64 [N], the row of `logits` for each row of the support, so that no rows need be copied out of a
-                 larger tensor. Default: row n for n, and M = N
+                 larger tensor; one may be used more than once. Default: row n for n, and M = N
     entropy      also the entropy of pi_theta over the support
     kept_mass    also the share of the full softmax that falls on the support; reads all logits, a few rows at a time
 
@@ -104,9 +118,10 @@ def support_logprobs(
     logits a support of one id gives exactly 0 and no gradient, a row that is not truncated the ordinary log-softmax
     over the ids below `support.vocab_size`, a target outside its support -inf and no gradient. Waits for the device
     where there are rows that are not truncated, and in the backward of the kept mass. Raises UsageError when shapes or
-    dtypes do not fit together.
+    dtypes do not fit together, and for rows or temperatures out of range: those of CUDA tensors are not looked at.
     """
     check_logits(logits, support, targets, rows)
+    check_mode(logits, temperature)
     results: tuple[Tensor, ...] = torch.ops.rollgen.support_logprobs(
         logits,
         support.ids,
@@ -141,6 +156,7 @@ def _forward(
 
     That is log pi of every id [nnz], and [2, N] (or [2, 0]): `largest` and `log_total` of the whole vocabulary.
     """
+    check_values(rows, scale, logits.shape[0])
     segments = Segments.of(ids, offsets, targets)
     scaled = logits[rows[segments.row], ids.long()].to(scale.dtype) / scale[segments.row]
     listed, largest, log_total = segments.log_softmax(scaled)
@@ -151,8 +167,10 @@ def _forward(
         full = offsets.diff() == 0
         dense = _dense_rows(full, kept_mass)
         softmax = OnlineSoftmax(targets[dense], scale.dtype, entropy=entropy)
-        for part in spans(dense.numel(), block_elements(logits.device) // vocab_size):
-            softmax.add(part, 0, _block(logits, rows, scale, dense[part], vocab_size))
+        vocabulary = _Vocabulary(logits, rows[dense], scale[dense], vocab_size)
+        for part in vocabulary.spans_of_rows():
+            for ids_part in vocabulary.spans_of_ids():
+                softmax.add(part, ids_part.start, vocabulary.scaled(part, ids_part))
         logprobs, entropies, whole = softmax.merge(dense, full, logprobs, entropies)
         if kept_mass:
             # The two sums round differently, so that a support of nearly all mass could come out above it.
@@ -187,14 +205,15 @@ def _backward(
     slope = segments.slope(gradient, listed)
 
     result = zeros(logits, of_logits)
-    if of_logits and of_masses is None:
-        place = rows[segments.row] * logits.shape[1] + ids
-        result.view(-1).index_add_(0, place, (gradient / scale[segments.row]).to(logits.dtype))
+    entries = _Entries(rows[segments.row], ids, gradient / scale[segments.row])
     if not full_rows and of_masses is None:
+        if of_logits:
+            entries.put_into(result)
         return result, slope / -scale
 
     full = offsets.diff() == 0
     dense = _dense_rows(full, of_masses is not None)
+    dense = dense[rows[dense].argsort(stable=True)]
     inside = (targets >= 0) & (targets < vocab_size)
     blocks = DenseGradient(
         dense,
@@ -205,15 +224,13 @@ def _backward(
         of_entropy=None if of_entropies is None else of_entropies.masked_fill(~full, 0),
         entropy=entropies,
     )
-    edges = [] if of_masses is None else offsets.tolist()
-    for part in spans(dense.numel(), block_elements(logits.device) // vocab_size):
-        block = blocks.block(part, 0, _block(logits, rows, scale, dense[part], vocab_size))
-        if edges:  # what is listed is added before it is rounded
-            near = slice(edges[part.start], edges[part.stop])
-            block.view(-1).index_add_(0, (segments.row[near] - part.start) * vocab_size + ids[near], gradient[near])
-        if of_logits:
-            block /= scale[dense[part]].unsqueeze(1)
-            result[:, :vocab_size].index_add_(0, rows[dense[part]], block.to(logits.dtype))
+    vocabulary = _Vocabulary(logits, rows[dense], scale[dense], vocab_size)
+    if of_logits:
+        _put_gradient(result, vocabulary, blocks, entries)
+    else:
+        for part in vocabulary.spans_of_rows():
+            for ids_part in vocabulary.spans_of_ids():
+                blocks.block(part, ids_part.start, vocabulary.scaled(part, ids_part))
     slope += spread(blocks.slope, dense, slope.numel())
     if of_masses is not None:  # its two slopes are taken about two different log-sum-exps
         slope += of_masses * masses
@@ -225,9 +242,81 @@ def _dense_rows(full: Tensor, kept_mass: bool) -> Tensor:
     return torch.arange(full.numel(), device=full.device) if kept_mass else full.nonzero().squeeze(1)
 
 
-def _block(logits: Tensor, rows: Tensor, scale: Tensor, dense: Tensor, vocab_size: int) -> Tensor:
-    """[D, vocab_size], logits of some rows of the support over their temperatures; a copy."""
-    return logits[rows[dense], :vocab_size].to(scale.dtype).div_(scale[dense].unsqueeze(1))
+class _Vocabulary(NamedTuple):
+    """The logits of D rows of the support, over all ids, as blocks [rows, ids] in the dtype that is accumulated in."""
+
+    logits: Tensor
+    places: Tensor
+    """int64 [D], in `logits`."""
+    scale: Tensor
+    """[D]"""
+    vocab_size: int
+
+    def spans_of_ids(self) -> Iterator[slice]:
+        """As many ids as a block holds of one row."""
+        return spans(self.vocab_size, self._width())
+
+    def spans_of_rows(self, start: int = 0, stop: int | None = None) -> Iterator[slice]:
+        """As many rows as a block holds, of those from `start` to `stop`."""
+        stop = self.places.numel() if stop is None else stop
+        return (slice(start + part.start, start + part.stop) for part in spans(stop - start, self.height()))
+
+    def height(self) -> int:
+        """Rows of a block."""
+        return max(1, block_elements(self.logits.device) // self._width())
+
+    def _width(self) -> int:
+        return min(WIDTH, self.vocab_size, block_elements(self.logits.device))
+
+    def scaled(self, rows: slice, ids: slice) -> Tensor:
+        """[rows, ids], logits over temperatures; a copy."""
+        return self.logits[self.places[rows], ids].to(self.scale.dtype).div_(self.scale[rows].unsqueeze(1))
+
+
+class _Entries(NamedTuple):
+    """A gradient at n listed ids."""
+
+    row: Tensor
+    """int64 [n]"""
+    ids: Tensor
+    """int32 [n]"""
+    gradient: Tensor
+    """[n]"""
+
+    def pick(self, part: Tensor | slice) -> _Entries:
+        """Some of them."""
+        return _Entries(self.row[part], self.ids[part], self.gradient[part])
+
+    def put_into(self, sums: Tensor) -> None:
+        """Their sums, into [K, V]."""
+        put_sums(sums.view(-1), self.row * sums.shape[1] + self.ids, self.gradient)
+
+
+def _put_gradient(result: Tensor, vocabulary: _Vocabulary, blocks: DenseGradient, entries: _Entries) -> None:
+    """Into zeros [M, V] what comes from whole rows, which are in the order of their places, and what from listed ids.
+
+    Where there are both, or several of one, the sums are made apart, some rows of the logits at a time, and rounded to
+    the dtype of `result` once.
+    """
+    places, place, counts = torch.unique_consecutive(vocabulary.places, return_inverse=True, return_counts=True)
+    count = torch.arange(places.numel() + 1, device=places.device)
+    # Of rows of the logits that are not among the places: one beyond the last.
+    rank = places.new_full(result.shape[:1], places.numel()).index_copy_(0, places, count[:-1])[entries.row]
+    order = rank.argsort(stable=True)
+    entry_edges = torch.searchsorted(rank[order], count).tolist()
+    row_edges = [0, *counts.cumsum(0).tolist()]
+    entries.pick(order[entry_edges[-1] :]).put_into(result)
+    entries = entries._replace(row=rank).pick(order)
+    for part in spans(places.numel(), min(vocabulary.height(), SUMS_ELEMENTS // vocabulary.vocab_size)):
+        sums = vocabulary.scale.new_zeros(part.stop - part.start, vocabulary.vocab_size)
+        near = entries.pick(slice(entry_edges[part.start], entry_edges[part.stop]))
+        near._replace(row=near.row - part.start).put_into(sums)
+        for rows in vocabulary.spans_of_rows(row_edges[part.start], row_edges[part.stop]):
+            for ids in vocabulary.spans_of_ids():
+                block = blocks.block(rows, ids.start, vocabulary.scaled(rows, ids))
+                block /= vocabulary.scale[rows].unsqueeze(1)
+                add_rows(sums[:, ids], place[rows] - part.start, block)
+        result[places[part], : vocabulary.vocab_size] = sums.to(result.dtype)
 
 
 def _forward_shapes(
@@ -279,6 +368,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 def _differentiate(
     ctx: Any, of_logprobs: Tensor | None, of_entropies: Tensor | None, of_masses: Tensor | None, *_state: None
 ) -> tuple[Tensor | None, ...]:
+    check_mode(of_logprobs, of_entropies, of_masses)
     of_logits, _, _, _, of_scale, *_ = ctx.needs_input_grad
     in_logits, in_scale = torch.ops.rollgen.support_logprobs_backward(
         of_logprobs,

@@ -8,7 +8,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rollgen.ops.arguments import SupportLogprobs, accumulation_dtype, check_hidden, check_logits, temperature_rows
+from rollgen.ops.arguments import (
+    SupportLogprobs,
+    accumulation_dtype,
+    check_hidden,
+    check_logits,
+    check_values,
+    row_places,
+    temperature_rows,
+)
 from rollgen.ops.support import Support
 
 
@@ -24,9 +32,11 @@ def support_logprobs(
 ) -> Tensor | SupportLogprobs:
     """What `rollgen.ops.support_logprobs` computes, by masking the dense logits."""
     check_logits(logits, support, targets, rows)
-    mask = support.to_bool(logits.shape[1])
-    scale = temperature_rows(temperature, logits, len(support)).unsqueeze(1)
-    scaled = (logits if rows is None else logits[rows]).to(scale.dtype) / scale
+    temperatures = temperature_rows(temperature, logits, len(support))
+    check_values(row_places(rows, support), temperatures, logits.shape[0])
+    mask, scale = support.to_bool(logits.shape[1]), temperatures.unsqueeze(1)
+    logits = logits.to(scale.dtype)  # first: a row that is used twice sums its gradients before they are rounded
+    scaled = (logits if rows is None else logits[rows]) / scale
     masked = scaled.masked_fill(~mask, -torch.inf)
     logprobs = masked.log_softmax(1)
     inside = (targets >= 0) & (targets < logits.shape[1])
@@ -35,8 +45,8 @@ def support_logprobs(
     values = logprobs.gather(1, column).squeeze(1).masked_fill(~found, -torch.inf)
     if not (entropy or kept_mass):
         return values
-    finite = logprobs.masked_fill(logprobs == -torch.inf, 0)
-    entropies = -(logprobs.exp() * finite).sum(1)
+    probabilities = logprobs.exp()
+    entropies = -(probabilities * logprobs.masked_fill(probabilities == 0, 0)).sum(1)
     masses = masked.logsumexp(1) - scaled[:, : support.vocab_size].logsumexp(1)
     full = support.lengths == 0
     return SupportLogprobs(values, entropies if entropy else None, masses.masked_fill(full, 0) if kept_mass else None)

@@ -54,6 +54,10 @@ class Segments(NamedTuple):
         """bool [N]"""
         return self.reduce(self.is_target.float(), "sum") > 0
 
+    def is_single(self) -> Tensor:
+        """bool [N], whether a row lists one id alone: neither its log pi nor its entropy depends on anything."""
+        return self.offsets.diff() == 1
+
     def entropy(self, logprobs: Tensor) -> Tensor:
         """[nnz] -> [N]"""
         return self.reduce(-_surprise(logprobs), "sum")
@@ -65,9 +69,11 @@ class Segments(NamedTuple):
         of_total     [N], of the log-sum-exp, that of `of_target` excepted
         of_entropy   [N] or None
         """
-        row, kept = self.row, of_target.masked_fill(~self.has_target(), 0)
+        row, single = self.row, self.is_single()
+        kept = of_target.masked_fill(~self.has_target() | single, 0)
         share = of_total - kept
         if of_entropy is not None:
+            of_entropy = of_entropy.masked_fill(single, 0)
             share = share - of_entropy * self.entropy(logprobs)
         gradient = share[row] * logprobs.exp() + kept[row].masked_fill(~self.is_target, 0)
         return gradient if of_entropy is None else gradient - of_entropy[row] * _surprise(logprobs)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -29,7 +29,11 @@ from rollgen.errors import UsageError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Support:
-    """Row n is `ids[offsets[n]:offsets[n + 1]]`. A row of length 0 is *not truncated*: every id below `vocab_size`."""
+    """Row n is `ids[offsets[n]:offsets[n + 1]]`. A row of length 0 is *not truncated*: every id below `vocab_size`.
+
+    Raises UsageError for tensors of another form. What they hold is trusted: results over rows that are not as said
+    here are wrong without a word. Of a source that is not rollgen's own, `check()` it once.
+    """
 
     ids: Tensor
     """int32 [nnz], strictly increasing inside a row, all below `vocab_size`."""
@@ -43,6 +47,14 @@ class Support:
     """The offsets on the CPU: `offsets` itself when that is where they are. None: copied now, which waits."""
 
     def __post_init__(self) -> None:
+        _check_form("ids", self.ids, torch.int32)
+        _check_form("offsets", self.offsets, torch.int64)
+        if self.offsets.numel() == 0:
+            raise UsageError("offsets of no rows are [0], not empty")
+        if self.offsets.device != self.ids.device:
+            raise UsageError(f"ids on {self.ids.device}, offsets on {self.offsets.device}: move one with .to()")
+        if self.vocab_size < 1:
+            raise UsageError(f"vocab_size must be 1 or more, not {self.vocab_size}")
         if self.offsets.is_cpu:
             object.__setattr__(self, "offsets_host", self.offsets)
         elif self.offsets_host is None:
@@ -52,6 +64,36 @@ class Support:
 
     def __len__(self) -> int:
         return self.offsets.numel() - 1
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled without what a slice leaves of the tensors it views, and the offsets once."""
+        host = None if self.offsets.is_cpu else _own(self.offsets_host)
+        return type(self), (_own(self.ids), _own(self.offsets), self.vocab_size, self.has_full_rows, host)
+
+    def check(self) -> Self:
+        """Itself. Waits for the device. Raises UsageError for contents that are not as said, naming the first row."""
+        self._check_offsets()
+        ids, lengths = self.ids.cpu(), self.offsets_host.diff()
+        row = torch.repeat_interleave(lengths, output_size=ids.numel())
+        bad = (ids < 0) | (ids >= self.vocab_size)
+        bad[1:] |= (ids.diff() <= 0) & (row.diff() == 0)
+        if bad.any():
+            place = _first(bad)
+            rule = f"ids must increase and lie below {self.vocab_size}"
+            raise UsageError(f"row {row[place].item()}: {rule}, which {ids[place].item()} does not")
+        if self.has_full_rows != bool((lengths == 0).any()):
+            raise UsageError(f"has_full_rows is {self.has_full_rows}, which row lengths contradict")
+        return self
+
+    def _check_offsets(self) -> None:
+        host, backwards = self.offsets_host, self.offsets_host.diff() < 0
+        if not torch.equal(self.offsets.cpu(), host):
+            raise UsageError("offsets_host differs from offsets")
+        if host[0] != 0 or host[-1] != self.ids.numel():
+            got = f"{host[0].item()} to {host[-1].item()}"
+            raise UsageError(f"offsets must run from 0 to the {self.ids.numel()} ids there are, not from {got}")
+        if backwards.any():
+            raise UsageError(f"row {_first(backwards)}: its offsets run backwards")
 
     @property
     def device(self) -> torch.device:
@@ -72,16 +114,28 @@ class Support:
         return self.rows() * width + self.ids
 
     def __getitem__(self, index: slice | Tensor) -> Support:
-        """Some rows, as a slice of step 1 (ids are views) or an int64 or bool index tensor [M].
+        """Some rows, as a slice of step 1 (ids are views), an int64 index tensor [M] or a bool mask [N].
 
         A slice never waits for the device, an index tensor does when it lives there. Raises UsageError for anything
-        else.
+        else, and for rows that there are not.
         """
         if isinstance(index, Tensor) and index.dim() == 1:
-            return self._select(index.cpu())
+            return self._select(self._numbers(index.cpu()))
         if isinstance(index, slice) and index.step in (None, 1):
             return self._slice(*index.indices(len(self)))
         raise UsageError(f"a Support is indexed by a slice of step 1 or a 1-D tensor, not by {index!r}")
+
+    def _numbers(self, index: Tensor) -> Tensor:
+        """int64 [M] or bool [N] -> int64 [M], rows that there are."""
+        count = len(self)
+        if index.dtype == torch.bool and index.numel() == count:
+            return index.nonzero().squeeze(1)
+        if index.dtype != torch.int64:
+            raise UsageError(f"a Support of {count} rows is indexed by int64 or bool [{count}], not by {_form(index)}")
+        outside = index[(index < -count) | (index >= count)]
+        if outside.numel():
+            raise UsageError(f"row {outside[0].item()} of a Support of {count} rows")
+        return index
 
     def _slice(self, start: int, stop: int, _step: int) -> Support:
         rows = slice(start, max(start, stop) + 1)
@@ -156,17 +210,27 @@ class Support:
         """int32 [N, K], each row's ids and then `fill`. Default K (`width`): the longest row.
 
         A row that is not truncated is `fill` throughout: its ids are not listed. Raises UsageError for a width that
-        does not hold the longest row.
+        does not hold the longest row; in a compiled graph, to which lengths are data, `width` has to be given, and
+        that error is torch's.
         """
-        longest = int(self.offsets_host.diff().max()) if len(self) else 0
-        if width is not None and width < longest:
-            raise UsageError(f"{width} columns cannot hold a row of {longest} ids")
-        columns = longest if width is None else width
+        columns = self._longest() if width is None else width
+        if width is not None:
+            self._check_longest(width)
         padded = self._destination(out, columns, torch.int32).fill_(fill)
         starts = torch.arange(len(self), device=self.device) * columns - self.offsets[:-1]
         place = starts[self.rows()] + torch.arange(self.ids.numel(), device=self.device)
         padded.view(-1).index_copy_(0, place, self.ids)
         return padded
+
+    def _longest(self) -> int:
+        return int(self.offsets_host.diff().max()) if len(self) else 0
+
+    def _check_longest(self, width: int) -> None:
+        if torch.compiler.is_compiling():
+            fits = (self.offsets_host.diff() <= width).all()
+            torch._assert_async(fits, "width cannot hold the longest row")
+        elif (longest := self._longest()) > width:
+            raise UsageError(f"{width} columns cannot hold a row of {longest} ids")
 
     def _destination(self, out: Tensor | None, width: int, dtype: torch.dtype) -> Tensor:
         """[N, width] to be written to, of any contents."""
@@ -199,3 +263,22 @@ def _offsets_of(lengths: Tensor) -> Tensor:
     offsets = lengths.new_zeros(lengths.numel() + 1)
     torch.cumsum(lengths, 0, out=offsets[1:])
     return offsets
+
+
+def _check_form(name: str, tensor: Tensor, dtype: torch.dtype) -> None:
+    if tensor.dim() != 1 or tensor.dtype != dtype:
+        raise UsageError(f"{name} must be 1-D {dtype}, not {_form(tensor)}")
+
+
+def _form(tensor: Tensor) -> str:
+    return f"{tensor.dtype} {list(tensor.shape)}"
+
+
+def _own(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy of one that views a part of something larger."""
+    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
+
+
+def _first(flags: Tensor) -> int:
+    """The place of the first true one."""
+    return int(flags.nonzero()[0])

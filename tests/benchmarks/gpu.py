@@ -6,8 +6,8 @@ A report in Markdown, in under five minutes. It needs torch, numpy, pyarrow and 
 Each case is the median of repeats timed with device events, after a warm-up, the caches flushed before each. `GB` is
 the least that the case must move: what is read counts once, each scattered logit as the 32 bytes that memory moves at
 once, and what is written once. `of copy` is GB / time as a share of what a large device-to-device copy reaches in the
-same run. A case that would begin after `--seconds`, or does not fit into memory, is skipped and named. Exits 1 when a
-value is wrong, 2 when there is no CUDA device.
+same run. What would begin after `--seconds`, or does not fit into memory, is skipped and named. Progress is on stderr.
+Exits 1 when a value is wrong, 2 when there is no CUDA device or no way to write the file.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -79,7 +80,8 @@ class Result:
     seconds: float
     bytes: int
     """The least that must be moved."""
-    copy_share: float
+    copy_share: float | None
+    """None when no copy was measured."""
     extra_bytes: int | None
     """Peak device memory beyond what was allocated before; None on a CPU."""
 
@@ -106,7 +108,7 @@ class Bench:
     sizes: Sizes
     budget_seconds: float
     started: float = field(default_factory=time.monotonic)
-    copy_rate: float = 0.0
+    copy_rate: float | None = None
     """Bytes a second, read and written, of a large copy."""
     results: list[Result] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
@@ -122,25 +124,46 @@ class Bench:
         """Whether there are device events and memory statistics."""
         return self.device.type == "cuda"
 
+    @property
+    def is_over(self) -> bool:
+        """Whether all the time is spent."""
+        return time.monotonic() - self.started > self.budget_seconds
+
+    def begin(self, what: str) -> bool:
+        """Whether there is time for it, before anything is made for it: it is announced, or named as skipped."""
+        if self.is_over:
+            self.skipped.append(f"{what}: no time left")
+            return False
+        print(f"gpu: {time.monotonic() - self.started:.0f} s: {what}", file=sys.stderr, flush=True)
+        return True
+
+    @contextmanager
+    def fitting(self, what: str) -> Iterator[None]:
+        """What does not fit into memory, that of a CPU included, ends here and is named as skipped."""
+        try:
+            yield
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            self.skipped.append(f"{what}: out of memory")
+
     def measure(self, section: str, case: str, run: Callable[[], object], moved: int) -> None:
         """Add a result, or a skipped case."""
-        if time.monotonic() - self.started > self.budget_seconds:
-            self.skipped.append(f"{section}, {case}: no time left")
-            return
-        try:
+        with self.fitting(f"{section}, {case}"):
             extra = self._extra_bytes(run)
-            seconds = self.median_seconds(run)
-        except torch.OutOfMemoryError:
-            self.skipped.append(f"{section}, {case}: out of device memory")
-            return
-        self.results.append(Result(section, case, seconds, moved, moved / seconds / self.copy_rate, extra))
+            seconds = self._median_seconds(run)
+            share = None if self.copy_rate is None else moved / seconds / self.copy_rate
+            self.results.append(Result(section, case, seconds, moved, share, extra))
 
-    def median_seconds(self, run: Callable[[], object]) -> float:
-        """Of one run on the device."""
+    def _median_seconds(self, run: Callable[[], object]) -> float:
+        """Of one run on the device; the last one is that in which the time ran out."""
         for _ in range(WARM_UPS):
-            run()
+            if not self.is_over:
+                run()
         times: list[float] = []
-        while len(times) < REPEATS and (len(times) < 3 or sum(times) < CASE_SECONDS):
+        while not times or (
+            len(times) < REPEATS and not self.is_over and (len(times) < 3 or sum(times) < CASE_SECONDS)
+        ):
             self.flushed.zero_()
             times.append(self._cuda_seconds(run) if self.on_cuda else _wall_seconds(run))
         return statistics.median(times)
@@ -173,19 +196,17 @@ class Bench:
 def main() -> int:
     """Parse, measure, print. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.gpu", description="rollgen.ops on CUDA.")
-    parser.add_argument("--device", help="default: cuda")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--small", action="store_true", help="tiny sizes: does it run?")
-    parser.add_argument("--seconds", type=float, default=270.0, help="begin no case after this long")
+    parser.add_argument("--seconds", type=float, default=270.0, help="begin nothing after this long")
     parser.add_argument("--json", type=Path, help="also write the numbers here")
     arguments = parser.parse_args()
-    if arguments.device is None and not torch.cuda.is_available():
-        print(
-            f"gpu: torch {torch.__version__} sees no CUDA device (--device cpu --small runs on a CPU)", file=sys.stderr
-        )
+    if complaint := what_is_missing(arguments.device, arguments.json):
+        print(f"gpu: {complaint}", file=sys.stderr)
         return 2
     torch.manual_seed(0)
     sizes = SMALL if arguments.small else FULL
-    bench = Bench(torch.device(arguments.device or "cuda"), sizes, arguments.seconds)
+    bench = Bench(torch.device(arguments.device), sizes, arguments.seconds)
     run_all(bench)
     about = environment(bench)
     print(as_markdown(bench, about))
@@ -195,8 +216,26 @@ def main() -> int:
     return 0 if all(check.passed for check in bench.checks) else 1
 
 
+def what_is_missing(device: str, file: Path | None) -> str | None:
+    """The device, or the right to write the file: said before anything is measured."""
+    if device == "cuda" and not torch.cuda.is_available():
+        return f"torch {torch.__version__} sees no CUDA device (--device cpu --small runs on a CPU)"
+    try:
+        if file:
+            file.open("a").close()
+    except OSError as error:
+        return f"cannot write {file}: {error.strerror}"
+    return None
+
+
+def is_out_of_memory(error: MemoryError | RuntimeError) -> bool:
+    """Of a device, of numpy, or of torch on a CPU, which has no type of its own for it."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
 def run_all(bench: Bench) -> None:
-    """Values first, then the copy that all is compared with, then every section while there is time."""
+    """Values first, whatever time there is, then the copy that all is compared with, then every section."""
+    print("gpu: values against float64 and the CPU", file=sys.stderr, flush=True)
     for dtype in DTYPES:
         check_logits(bench, dtype)
         check_hidden(bench, dtype)
@@ -278,26 +317,37 @@ def check_dense_forms(bench: Bench) -> None:
 
 def measure_copy(bench: Bench) -> None:
     """The device's own speed: bytes read and written, a second, of a copy larger than any cache."""
-    source = torch.ones(bench.sizes.copy_bytes, dtype=torch.uint8, device=bench.device)
-    target = torch.empty_like(source)
-    bench.copy_rate = 2 * source.nbytes / bench.median_seconds(lambda: target.copy_(source))
-    bench.measure("device", "copy", lambda: target.copy_(source), 2 * source.nbytes)
-    bench.measure("device", "memset", target.zero_, target.nbytes)
+    if not bench.begin("device, copy and memset"):
+        return
+    with bench.fitting("device, copy and memset"):
+        source = torch.ones(bench.sizes.copy_bytes, dtype=torch.uint8, device=bench.device)
+        target = torch.empty_like(source)
+        bench.measure("device", "copy", lambda: target.copy_(source), 2 * source.nbytes)
+        if bench.results:
+            bench.copy_rate = bench.results[0].bytes / bench.results[0].seconds
+        bench.measure("device", "memset", target.zero_, target.nbytes)
 
 
 def measure_dense_forms(bench: Bench, count: int) -> None:
     """Into buffers made once, as in a loop over chunks."""
-    support = bench.tokens(count).support
-    csr = support.ids.nbytes + support.offsets.nbytes
-    for name in ("to_bool", "to_bitmask", "to_padded_ids"):
-        make = getattr(support, name)
-        out = make()
-        bench.measure(f"dense forms, N {count:,}", name, partial(make, out=out), out.nbytes + csr)
+    section = f"dense forms, N {count:,}"
+    if not bench.begin(section):
+        return
+    with bench.fitting(section):
+        support = bench.tokens(count).support
+        csr = support.ids.nbytes + support.offsets.nbytes
+        for name in ("to_bool", "to_bitmask", "to_padded_ids"):
+            make = getattr(support, name)
+            out = make()
+            bench.measure(section, name, partial(make, out=out), out.nbytes + csr)
 
 
 def measure_transfer(bench: Bench) -> None:
     """What a RolloutBatch holds, from the host: as the loader collates it, and pinned."""
     count = bench.sizes.batch_tokens
+    section = f"batch of {count:,} tokens to the device"
+    if not bench.begin(section):
+        return
     tokens = make_tokens(count, bench.sizes.vocab_size)
     batch: list[Tensor | Support] = [
         tokens.support,
@@ -307,7 +357,6 @@ def measure_transfer(bench: Bench) -> None:
         *(torch.ones(count, dtype=torch.bool) for _ in range(2)),  # attention_mask, response_mask
     ]
     size = sum(part.ids.nbytes + part.offsets.nbytes if isinstance(part, Support) else part.nbytes for part in batch)
-    section = f"batch of {count:,} tokens to the device"
     bench.measure(section, "pageable", lambda: [part.to(bench.device) for part in batch], size)
     if bench.on_cuda:
         pinned = [part.pin_memory() for part in batch]
@@ -316,6 +365,9 @@ def measure_transfer(bench: Bench) -> None:
 
 def measure_logits(bench: Bench, count: int, dtype: torch.dtype) -> None:
     """`support_logprobs` and the dense recipe."""
+    section = f"logits, N {count:,}, {_short(dtype)}"
+    if not bench.begin(section):
+        return
     tokens, vocab_size = bench.tokens(count), bench.sizes.vocab_size
     logits_bytes = count * vocab_size * dtype.itemsize
     csr = tokens.support.ids.nbytes + tokens.support.offsets.nbytes
@@ -328,11 +380,14 @@ def measure_logits(bench: Bench, count: int, dtype: torch.dtype) -> None:
     def cases() -> Iterator[Case]:
         return logits_cases(bench.randn(count, vocab_size, dtype=dtype), tokens)
 
-    _measure_cases(bench, f"logits, N {count:,}, {_short(dtype)}", cases, moved)
+    _measure_cases(bench, section, cases, moved)
 
 
 def measure_hidden(bench: Bench, count: int, width: int, dtype: torch.dtype) -> None:
     """`support_logprobs_from_hidden` and the full product with the dense recipe."""
+    section = f"hidden, N {count:,}, H {width:,}, {_short(dtype)}"
+    if not bench.begin(section):
+        return
     tokens, vocab_size = bench.tokens(count), bench.sizes.vocab_size
     row = width * dtype.itemsize
     several = tokens.support[tokens.support.lengths > 1]  # a support of one id needs neither its state nor its weight
@@ -347,18 +402,19 @@ def measure_hidden(bench: Bench, count: int, width: int, dtype: torch.dtype) -> 
         hidden = bench.randn(count, width, dtype=dtype)
         return hidden_cases(hidden, bench.randn(vocab_size, width, dtype=dtype, scale=width**-0.5), tokens)
 
-    _measure_cases(bench, f"hidden, N {count:,}, H {width:,}, {_short(dtype)}", cases, moved)
+    _measure_cases(bench, section, cases, moved)
 
 
 def _measure_cases(
     bench: Bench, section: str, cases: Callable[[], Iterator[Case]], moved: Callable[[Case], int]
 ) -> None:
-    """All cases of a section; inputs that do not fit end it."""
-    try:
+    """All cases of a section. Inputs that do not fit end it, and so does the time: the next case may make more."""
+    with bench.fitting(f"{section}, inputs"):
         for case in cases():
             bench.measure(section, f"{case.way}, {case.passes}", case.run, moved(case))
-    except torch.OutOfMemoryError:
-        bench.skipped.append(f"{section}: inputs do not fit into device memory")
+            if bench.is_over:
+                bench.skipped.append(f"{section}: no time left for what comes after {case.way}, {case.passes}")
+                return
 
 
 def environment(bench: Bench) -> dict[str, Any]:
@@ -376,11 +432,12 @@ def environment(bench: Bench) -> dict[str, Any]:
 def as_markdown(bench: Bench, about: dict[str, Any]) -> str:
     """The report."""
     seconds = {(result.section, result.case): result.seconds for result in bench.results}
+    rate = "not measured" if bench.copy_rate is None else f"moves {bench.copy_rate / 1e9:,.0f} GB/s, read and written"
     lines = [
         f"# rollgen.ops on {about['device']}",
         "",
-        f"torch {about['torch']}, CUDA {about['cuda']}, V {bench.sizes.vocab_size:,}; a copy moves "
-        f"{bench.copy_rate / 1e9:,.0f} GB/s, read and written; {about['seconds']:.0f} s in all.",
+        f"torch {about['torch']}, CUDA {about['cuda']}, V {bench.sizes.vocab_size:,}; a copy {rate}; "
+        f"{about['seconds']:.0f} s in all.",
         "",
         "| | | ms | GB | of copy | extra MiB | times dense |",
         "|---|---|---|---|---|---|---|",
@@ -400,7 +457,8 @@ def _result_line(result: Result, seconds: dict[tuple[str, str], float]) -> str:
     dense = seconds.get((result.section, result.case.replace("rollgen", "dense")))
     speed = "" if dense is None or "rollgen" not in result.case else f"{dense / result.seconds:,.1f}"
     extra = "" if result.extra_bytes is None else f"{result.extra_bytes / 2**20:,.1f}"
-    numbers = f"{result.seconds * 1e3:.3f} | {result.bytes / 1e9:.3f} | {result.copy_share:.0%} | {extra} | {speed}"
+    share = "" if result.copy_share is None else f"{result.copy_share:.0%}"
+    numbers = f"{result.seconds * 1e3:.3f} | {result.bytes / 1e9:.3f} | {share} | {extra} | {speed}"
     return f"| {result.section} | {result.case} | {numbers} |"
 
 

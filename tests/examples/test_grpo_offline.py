@@ -8,13 +8,15 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 import rollgen
+from rollgen.errors import UsageError
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +54,13 @@ def load(grpo: ModuleType, path: Path, *, width: int | None = None, tied: bool =
         pytest.param("five", '{"answer": 5}', "stop", 0.25, id="no-number"),
         pytest.param("5", None, "length", 0.0, id="no-answer-known"),
         pytest.param(None, '{"answer": 5}', "length", 0.0, id="no-text"),
+        pytest.param("1,234.5 is 1,000", '{"answer": "1,000"}', "length", 1.0, id="thousands"),
+        pytest.param("so \u22125", '{"answer": -5}', "length", 1.0, id="typeset-minus"),
+        pytest.param("1e3", '{"answer": 1000.0}', "length", 1.0, id="exponent"),
+        pytest.param("5", '{"answer": null}', "length", 0.0, id="null-is-never-right"),
+        pytest.param("5", '{"answer": "five"}', "length", 0.0, id="a-word-is-never-right"),
+        pytest.param("5", '{"answer": [5]}', "length", 0.0, id="a-list-is-never-right"),
+        pytest.param("1", '{"answer": true}', "length", 0.0, id="true-is-never-right"),
     ],
 )
 def test_reward(grpo: ModuleType, text: str | None, metadata: str | None, finish_reason: str, expected: float) -> None:
@@ -110,6 +119,24 @@ def test_gradients_are_those_of_the_whole_vocabulary(
             parameter.grad, expected.grad, rtol=1e-4, atol=1e-5, msg=lambda m, n=name: f"{n} {m}"
         )
     assert model.lm_head.weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"model_type": "gemma2", "final_logit_softcapping": 0.1, "head_dim": 8}, id="capped-logits"),
+        pytest.param({"model_type": "granite", "logits_scaling": 2.0}, id="scaled-logits"),
+        pytest.param({"model_type": "gemma3_text", "head_dim": 8}, id="scaled-embeddings"),
+    ],
+)
+def test_models_that_scale_or_cap_are_refused(grpo: ModuleType, changes: dict[str, Any]) -> None:
+    """What the script computes from the tables alone would not be what such a model samples from."""
+    sizes = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 16, "pad_token_id": 0}
+    counts = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**sizes, **counts, **changes)).eval()
+    with pytest.raises(UsageError, match=f"^{changes['model_type']}: logits from the tables"):
+        grpo.check_model(model)
 
 
 def test_memory_does_not_depend_on_the_vocabulary(

@@ -84,6 +84,22 @@ def test_inductor(generator: torch.Generator) -> None:
     assert counters["stats"]["unique_graphs"] == 1
 
 
+def test_a_number_as_temperature_is_no_constant(generator: torch.Generator) -> None:
+    """A temperature that changes with every step, as under a schedule, is compiled once."""
+    support = draw([3, 1, 5], VOCAB_SIZE, generator)
+    targets = draw_targets(support, generator)
+    hidden, weight = (torch.randn(count, WIDTH, generator=generator) for count in (3, VOCAB_SIZE))
+
+    def step(temperature: float) -> Tensor:
+        from_logits = support_logprobs(hidden @ weight.T, support, targets, temperature)
+        return from_logits + support_logprobs_from_hidden(hidden, weight, support, targets, temperature)
+
+    compiled = torch.compile(step, fullgraph=True, dynamic=True, backend="aot_eager")
+    for temperature in (0.7, 1.0, 0.85, 1.3, 2.0):
+        torch.testing.assert_close(compiled(temperature), step(temperature))
+    assert counters["stats"]["unique_graphs"] == 1
+
+
 @pytest.mark.parametrize("full", [False, True], ids=["truncated", "with full rows"])
 def test_registrations(full: bool, generator: torch.Generator) -> None:
     """What torch itself checks of an operator: schema, shapes without data, autograd, tracing with dynamic shapes."""

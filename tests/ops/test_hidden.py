@@ -200,7 +200,7 @@ def test_the_gradient_of_the_head_is_taken_as_it_is(generator: torch.Generator) 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_equal_bit_by_bit(dtype: torch.dtype, generator: torch.Generator) -> None:
+def test_equal_bit_by_bit(dtype: torch.dtype, set_threads: Callable[[int], None], generator: torch.Generator) -> None:
     """Values and gradients over repeats and numbers of threads; large enough that torch does split the work."""
     lengths = torch.randint(1, 40, (80,), generator=generator).tolist()
     support = draw(lengths, 300, generator)
@@ -208,12 +208,11 @@ def test_equal_bit_by_bit(dtype: torch.dtype, generator: torch.Generator) -> Non
     leaves = [
         torch.randn(*shape, generator=generator).to(dtype).requires_grad_() for shape in ((80, 256), (300, 256), (300,))
     ]
-    threads, results = torch.get_num_threads(), []
+    results = []
     for count in (1, 1, 2, 3):
-        torch.set_num_threads(count)
+        set_threads(count)
         values = support_logprobs_from_hidden(*leaves[:2], support, targets, 0.7, bias=leaves[2])
         results.append((values, *torch.autograd.grad(values.sum(), leaves)))
-    torch.set_num_threads(threads)
     for result in results[1:]:
         assert all(torch.equal(one, other) for one, other in zip(results[0], result, strict=True))
 
@@ -239,11 +238,52 @@ def test_differentiating_twice_is_refused(generator: torch.Generator) -> None:
         gradient.sum().backward()
 
 
+@pytest.mark.parametrize("place", range(4), ids=["hidden", "weight", "bias", "temperature"])
+def test_forward_mode_is_refused(place: int, forward_mode: Callable[..., object], generator: torch.Generator) -> None:
+    """For each input: an error, not zeros."""
+    case = make([3], 5, 0, torch.float32, generator)
+    inputs = [leaf.detach() for leaf in case.leaves]
+
+    def run(value: Tensor) -> Tensor:
+        hidden, weight, bias, temperature = (*inputs[:place], value, *inputs[place + 1 :])
+        return case._replace(hidden=hidden, weight=weight, bias=bias, temperature=temperature).run(
+            support_logprobs_from_hidden, entropy=False
+        )
+
+    with pytest.raises(UsageError, match="no forward-mode derivative"):
+        forward_mode(run, inputs[place])
+
+
+def test_forward_mode_over_the_backward_is_refused(generator: torch.Generator) -> None:
+    """Also where what comes from above is what is differentiated by."""
+    case = make([3], 5, 0, torch.float32, generator)
+    values = case.run(support_logprobs_from_hidden, entropy=False)
+    with torch.autograd.forward_ad.dual_level(), pytest.raises(UsageError, match="no forward-mode derivative"):
+        torch.autograd.grad(values, case.hidden, torch.autograd.forward_ad.make_dual(torch.ones(1), torch.ones(1)))
+
+
+@pytest.mark.parametrize("lengths", [[4], [0]], ids=["truncated", "full row"])
+@pytest.mark.usefixtures("blocks")
+def test_logits_near_the_largest_number(lengths: list[int], generator: torch.Generator) -> None:
+    """Differences that overflow leave no NaN: two equal logits, and two that are nothing beside them."""
+    weight = torch.tensor([[-3e38], [1e38], [0.0], [1e38]])
+    hidden = torch.ones(1, 1, requires_grad=True)
+    bias = torch.zeros(4, requires_grad=True)
+    results = support_logprobs_from_hidden(
+        hidden, weight, draw(lengths, 4, generator), torch.tensor([3]), bias=bias, entropy=True
+    )
+    assert results.logprobs.item() == pytest.approx(-0.693147, abs=1e-6)  # log 0.5
+    assert results.entropy.item() == pytest.approx(0.693147, abs=1e-6)
+    (gradient,) = torch.autograd.grad((results.logprobs + 2 * results.entropy).sum(), bias)
+    torch.testing.assert_close(gradient, torch.tensor([0, -0.5, 0, 0.5]))
+
+
 @both
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         pytest.param({"hidden": torch.zeros(1, 2, 6)}, "hidden must be float", id="3-D hidden"),
+        pytest.param({"hidden": torch.zeros(2, 0), "weight": torch.zeros(5, 0)}, "H 1 or more", id="no hidden size"),
         pytest.param({"hidden": torch.zeros(2, 6).long()}, "hidden must be float", id="int hidden"),
         pytest.param({"hidden": torch.zeros(2, 6).bfloat16()}, "bfloat16 on cpu, weight torch.float32", id="dtypes"),
         pytest.param({"weight": torch.zeros(5, 6, device="meta")}, "float32 on meta", id="devices"),
@@ -253,6 +293,7 @@ def test_differentiating_twice_is_refused(generator: torch.Generator) -> None:
         pytest.param({"bias": torch.zeros(5).double()}, "bias torch.float64", id="bias of another dtype"),
         pytest.param({"targets": torch.zeros(3).long()}, r"targets are \[3\]", id="more targets"),
         pytest.param({"rows": torch.zeros(3).long()}, "3 rows of hidden", id="more rows"),
+        pytest.param({"rows": torch.tensor([0, 2])}, "rows must be 0 to 1, one is 2", id="row too large"),
         pytest.param({"rows": torch.zeros(2).int()}, "must be int64", id="int32 rows"),
         pytest.param({"temperature": torch.ones(3)}, r"a number or \[2\]", id="more temperatures"),
         pytest.param({"temperature": 0.0}, "above 0", id="greedy"),

@@ -216,6 +216,30 @@ def test_differentiating_twice_is_refused(generator: torch.Generator) -> None:
         gradient.sum().backward()
 
 
+@pytest.mark.parametrize("place", [0, 1], ids=["logits", "temperature"])
+def test_forward_mode_is_refused(place: int, forward_mode: Callable[..., object], generator: torch.Generator) -> None:
+    """A custom operator has no such derivative, and torch would take it for zero: an error instead."""
+    support = draw([3], 5, generator)
+    targets = draw_targets(support, generator)
+    inputs = [torch.randn(1, 5, generator=generator), torch.ones(1)]
+
+    def run(value: Tensor) -> Tensor:
+        logits, temperature = (*inputs[:place], value, *inputs[place + 1 :])
+        return support_logprobs(logits, support, targets, temperature)
+
+    with pytest.raises(UsageError, match="no forward-mode derivative"):
+        forward_mode(run, inputs[place])
+
+
+def test_forward_mode_over_the_backward_is_refused(generator: torch.Generator) -> None:
+    """Also where what comes from above is what is differentiated by."""
+    support = draw([3], 5, generator)
+    logits = torch.randn(1, 5, generator=generator, requires_grad=True)
+    values = support_logprobs(logits, support, draw_targets(support, generator))
+    with torch.autograd.forward_ad.dual_level(), pytest.raises(UsageError, match="no forward-mode derivative"):
+        torch.autograd.grad(values, logits, torch.autograd.forward_ad.make_dual(torch.ones(1), torch.ones(1)))
+
+
 def test_logits_are_not_kept(generator: torch.Generator) -> None:
     """Where only listed logits are read, all of them may be written over before the backward."""
     support = draw([3, 1], 5, generator)
@@ -242,6 +266,127 @@ def test_rows_pick_logits_without_a_copy(op: Op, generator: torch.Generator) -> 
     (one,) = torch.autograd.grad(values.sum(), logits)
     (other,) = torch.autograd.grad(expected.sum(), logits)
     torch.testing.assert_close(one, other)
+
+
+@both
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("kept_mass", [False, True], ids=["logprobs", "kept mass"])
+@pytest.mark.parametrize("lengths", [[3, 1, 9, 40], [3, 0, 9, 0]], ids=["truncated", "with full rows"])
+@pytest.mark.usefixtures("blocks")
+def test_repeated_rows_are_rounded_once(
+    op: Op, dtype: torch.dtype, kept_mass: bool, lengths: list[int], generator: torch.Generator
+) -> None:
+    """Rows of logits that 30 tokens share: the sum of their gradients is off by its own rounding, not by 30."""
+    support = draw(lengths * 15, 41, generator)
+    targets = draw_targets(support, generator)
+    rows = torch.randint(0, 2, (60,), generator=generator) * 2  # the row between is not used
+    logits = torch.randn(3, 45, generator=generator).to(dtype).requires_grad_()
+    results = op(logits, support, targets, 0.8, rows=rows, kept_mass=True)
+    value = results.logprobs.sum() + (results.log_kept_mass.sum() if kept_mass else 0)
+    (gradient,) = torch.autograd.grad(value, logits)
+
+    copies = logits.detach().double().numpy()[rows]
+    expected = oracle(copies, support, targets, torch.full((60,), 0.8), (1, 0, float(kept_mass))).gradient
+    sums = np.zeros((3, 45))
+    np.add.at(sums, rows.numpy(), expected)
+    # Half a unit in the last place, and sums of 60 numbers of float32.
+    np.testing.assert_allclose(gradient.double().numpy(), sums, rtol=torch.finfo(dtype).eps / 2, atol=2e-5)
+
+
+@both
+@pytest.mark.parametrize("lengths", [[4], [0]], ids=["truncated", "full row"])
+@pytest.mark.parametrize("upper", [1e31, 3e38], ids=str)
+@pytest.mark.usefixtures("blocks")
+def test_logits_near_the_largest_number(op: Op, lengths: list[int], upper: float, generator: torch.Generator) -> None:
+    """Differences that overflow leave no NaN: two equal logits, and two that are nothing beside them."""
+    logits = torch.tensor([[-3e38, upper, 0.0, upper]], requires_grad=True)
+    temperature = torch.ones(1, requires_grad=True)
+    results = op(logits, draw(lengths, 4, generator), torch.tensor([3]), temperature, entropy=True)
+    assert results.logprobs.item() == pytest.approx(-0.693147, abs=1e-6)  # log 0.5
+    assert results.entropy.item() == pytest.approx(0.693147, abs=1e-6)
+    (gradient,) = torch.autograd.grad((results.logprobs + 2 * results.entropy).sum(), logits)
+    # [v = target] - pi; the entropy is at its maximum over the two.
+    torch.testing.assert_close(gradient, torch.tensor([[0, -0.5, 0, 0.5]]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_equal_bit_by_bit(dtype: torch.dtype, set_threads: Callable[[int], None], generator: torch.Generator) -> None:
+    """Over numbers of threads, on a vocabulary of which torch sums a single row on all of them."""
+    vocab_size = 151_936
+    logits = (3 * torch.randn(3, vocab_size, generator=generator)).to(dtype).requires_grad_()
+    temperature = torch.rand(3, generator=generator).add(0.5).requires_grad_()
+    for lengths in ([0, 12, 5], [1, 7, 30]):  # one row, then three, that need the whole vocabulary
+        support = draw(lengths, vocab_size, generator)
+        arguments = logits, support, support.to_padded_ids(0)[:, 0].long(), temperature
+        results = []
+        for count in (1, 2, 3):
+            set_threads(count)
+            values = support_logprobs(*arguments, entropy=True, kept_mass=0 not in lengths)
+            total = sum(value.sum() for value in values if value is not None)
+            gradients = torch.autograd.grad(total, (logits, temperature))
+            results.append([value for value in (*values, *gradients) if value is not None])
+        for result in results[1:]:
+            assert all(torch.equal(one, other) for one, other in zip(results[0], result, strict=True))
+
+
+@pytest.mark.parametrize("upstream", [torch.inf, torch.nan], ids=str)
+def test_singletons_have_no_gradient_whatever_comes_from_above(upstream: float, generator: torch.Generator) -> None:
+    """A loss that is inf or NaN at a token of one id does not reach its logits or its temperature."""
+    support = draw([1, 3], 9, generator)
+    logits = torch.randn(2, 9, generator=generator, requires_grad=True)
+    temperature = torch.ones(2, requires_grad=True)
+    results = support_logprobs(logits, support, draw_targets(support, generator), temperature, entropy=True)
+    above = torch.tensor([upstream, 1.0])
+    in_logits, in_scale = torch.autograd.grad(results[:2], (logits, temperature), (above, above))
+    assert not in_logits[0].any()
+    assert in_scale[0] == 0
+    assert in_logits.isfinite().all()
+
+
+@both
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        pytest.param([0, 9], "rows must be 0 to 8, one is 9", id="too large"),
+        pytest.param([-1, 0], "rows must be 0 to 8, one is -1", id="negative"),
+        pytest.param([[0, 1]], r"rows must be \[2\], not \[1, 2\]", id="2-D"),
+    ],
+)
+def test_rows_are_checked(op: Op, rows: list[int], message: str) -> None:
+    """A row that is not there is no other row: negative ones do not count from the end."""
+    support = Support(torch.tensor([0, 1], dtype=torch.int32), torch.tensor([0, 1, 2]), 5)
+    with pytest.raises(UsageError, match=message):
+        op(torch.zeros(9, 5), support, torch.zeros(2).long(), rows=torch.tensor(rows))
+
+
+BAD_TEMPERATURES = [0.0, -1.0, 1e-46, 1e39, float("inf"), float("nan")]
+
+
+@both
+@pytest.mark.parametrize("temperature", BAD_TEMPERATURES, ids=str)
+@pytest.mark.parametrize("wrap", [float, torch.tensor, lambda t: torch.tensor([1.0, t])], ids=["number", "0-D", "1-D"])
+def test_temperatures_are_checked(op: Op, wrap: Callable[[float], float | Tensor], temperature: float) -> None:
+    """What is not a finite number above 0 in float32, where 1e-46 is 0 and 1e39 is inf, divides nothing."""
+    support = Support(torch.tensor([0, 1], dtype=torch.int32), torch.tensor([0, 1, 2]), 5)
+    with pytest.raises(UsageError, match="finite number above 0 in float32"):
+        op(torch.zeros(2, 5), support, torch.zeros(2).long(), wrap(temperature))
+
+
+@both
+@pytest.mark.parametrize(
+    ("temperature", "message"),
+    [
+        pytest.param(torch.ones(2).int(), "not torch.int32 on cpu", id="int"),
+        pytest.param(torch.ones(2) * 1j, "not torch.complex64 on cpu", id="complex"),
+        pytest.param(torch.ones(2, device="meta"), "not torch.float32 on meta", id="device"),
+        pytest.param(torch.ones(3), r"a number or \[2\]", id="more"),
+    ],
+)
+def test_tensors_of_temperatures_are_checked(op: Op, temperature: Tensor, message: str) -> None:
+    """One real number, or one for each row, where the logits are."""
+    support = Support(torch.tensor([0, 1], dtype=torch.int32), torch.tensor([0, 1, 2]), 5)
+    with pytest.raises(UsageError, match=message):
+        op(torch.zeros(2, 5), support, torch.zeros(2).long(), temperature)
 
 
 @both

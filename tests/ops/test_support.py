@@ -8,7 +8,8 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from itertools import pairwise
-from typing import NamedTuple
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -195,6 +196,23 @@ def test_picking_rows(index: slice | torch.Tensor, expected: list[list[int]]) ->
     assert picked.vocab_size == VOCAB_SIZE
 
 
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        pytest.param(torch.tensor([4]), "row 4 of a Support of 4 rows", id="too large"),
+        pytest.param(torch.tensor([0, -5]), "row -5 of a Support of 4 rows", id="too small"),
+        pytest.param(torch.tensor([True, False]), r"not by torch.bool \[2\]", id="short mask"),
+        pytest.param(torch.tensor([1, 0, 1, 0], dtype=torch.uint8), "not by torch.uint8", id="uint8"),
+        pytest.param(torch.tensor([1, 0]).int(), "not by torch.int32", id="int32"),
+        pytest.param(torch.tensor([1.0]), "not by torch.float32", id="float"),
+    ],
+)
+def test_rows_that_there_are_not(index: torch.Tensor, message: str) -> None:
+    """An index out of range, and a tensor that could be an index or a mask, are refused."""
+    with pytest.raises(UsageError, match=message):
+        make(ROWS)[index]
+
+
 @pytest.mark.parametrize("index", [1, slice(0, 4, 2), torch.zeros(1, 1, dtype=torch.int64)], ids=["int", "step", "2-D"])
 def test_other_indices_are_refused(index: object) -> None:
     """A single row would be a different type, and a stride is not a view: both are refused."""
@@ -271,6 +289,74 @@ def test_pickled_once() -> None:
     assert back.offsets_host is back.offsets
 
 
+@pytest.mark.parametrize("pickler", [pickle, ForkingPickler], ids=["pickle", "to a DataLoader's parent"])
+def test_a_slice_is_pickled_alone(pickler: Any) -> None:
+    """Two rows of 10,000 leave what they view behind; a whole support is not copied first."""
+    whole = make([[1, 2, 3]] * 10_000)
+    back = pickle.loads(pickler.dumps(whole[:2]))
+    assert listed(back) == [[1, 2, 3]] * 2
+    assert back.ids.untyped_storage().nbytes() == 6 * 4
+    assert len(pickle.dumps(whole[:2])) < 2000
+    _, (ids, offsets, *_) = whole.__reduce__()
+    assert ids is whole.ids
+    assert offsets is whole.offsets
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        pytest.param({"ids": torch.tensor([3, 0, 9, 7, 8])}, "ids must be 1-D torch.int32", id="int64 ids"),
+        pytest.param({"ids": torch.zeros(1, 5).int()}, r"not torch.int32 \[1, 5\]", id="2-D ids"),
+        pytest.param({"offsets": torch.tensor([0, 5]).int()}, "offsets must be 1-D torch.int64", id="int32 offsets"),
+        pytest.param({"offsets": torch.tensor([]).long()}, r"are \[0\], not empty", id="no offset"),
+        pytest.param({"ids": torch.zeros(5, device="meta").int()}, "ids on meta, offsets on cpu", id="devices"),
+        pytest.param({"vocab_size": 0}, "must be 1 or more, not 0", id="no vocabulary"),
+    ],
+)
+def test_other_forms_are_refused(changes: dict[str, Any], message: str) -> None:
+    """A tensor of another dtype or shape would be read as something else."""
+    support = make(ROWS)
+    with pytest.raises(UsageError, match=message):
+        Support(**{"ids": support.ids, "offsets": support.offsets, "vocab_size": VOCAB_SIZE} | changes)
+
+
+def test_check_passes_what_is_right() -> None:
+    """With and without full rows, without rows, and as parts."""
+    support = make(ROWS)
+    for right in (support, support[1:], support[:2], support[torch.tensor([3, 0])], make([])):
+        assert right.check() is right
+
+
+@pytest.mark.parametrize(
+    ("ids", "offsets", "full", "message"),
+    [
+        pytest.param([3, 0, 0], [0, 1, 3], False, "row 1: ids must .* which 0 does not", id="twice"),
+        pytest.param([3, 9, 0], [0, 1, 3], False, "row 1: ids must .* which 0 does not", id="unsorted"),
+        pytest.param([3, 0, 10], [0, 1, 3], False, "row 1: ids must .* below 10, which 10 does not", id="too large"),
+        pytest.param([-1, 0, 9], [0, 1, 3], False, "row 0: ids must .* which -1 does not", id="negative"),
+        pytest.param([3, 3, 10], [0, 2, 3], False, "row 0: .* which 3 does not", id="the first of two"),
+        pytest.param([3, 0, 9], [0, 1, 2], False, "to the 3 ids there are, not from 0 to 2", id="ids left"),
+        pytest.param([3, 0, 9], [1, 2, 3], False, "not from 1 to 3", id="late start"),
+        pytest.param([3, 0, 9], [0, 2, 1, 3], False, "row 1: its offsets run backwards", id="backwards"),
+        pytest.param([3, 0, 9], [0, 1, 3], True, "has_full_rows is True", id="no full row"),
+        pytest.param([3, 0, 9], [0, 1, 1, 3], False, "has_full_rows is False", id="a full row"),
+    ],
+)
+def test_check_names_the_row(ids: list[int], offsets: list[int], full: bool, message: str) -> None:
+    """Each way in which contents can be wrong, with the first row that is."""
+    support = Support(torch.tensor(ids, dtype=torch.int32), torch.tensor(offsets), VOCAB_SIZE, full)
+    with pytest.raises(UsageError, match=message):
+        support.check()
+
+
+def test_check_compares_the_offsets_of_host_and_device() -> None:
+    """The host's decide where a slice begins, the device's what is in it."""
+    support = make(ROWS)
+    object.__setattr__(support, "offsets_host", support.offsets + 1)
+    with pytest.raises(UsageError, match="differs"):
+        support.check()
+
+
 def test_traced_whole() -> None:
     """torch.compile takes a Support as an argument and traces its dense forms without a break."""
     dense = torch.compile(lambda support: (support.to_bool(), support.to_bitmask()), backend="eager", fullgraph=True)
@@ -278,6 +364,17 @@ def test_traced_whole() -> None:
         mask, bits = dense(make(rows))
         assert torch.equal(mask, make(rows).to_bool())
         assert torch.equal(bits, make(rows).to_bitmask())
+
+
+def test_padded_ids_are_traced_at_a_given_width() -> None:
+    """Lengths are data to a compiled graph: with a width it does not ask for them, and still does not cut rows."""
+    dense = torch.compile(
+        lambda support, width: support.to_padded_ids(width=width), backend="aot_eager", fullgraph=True
+    )
+    for rows in (ROWS, ROWS[:2]):
+        assert torch.equal(dense(make(rows), 6), make(rows).to_padded_ids(width=6))
+    with pytest.raises(RuntimeError, match="width cannot hold the longest row"):
+        dense(make(ROWS), 1)
 
 
 @pytest.mark.gpu
