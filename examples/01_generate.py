@@ -1,6 +1,6 @@
 """Prompts to a dataset from Python, and a look at one stored token.
 
-    python examples/01_generate.py examples/prompts.jsonl out --model Qwen/Qwen3-0.6B
+    python examples/01_generate.py examples/prompts.jsonl api-rollouts --model Qwen/Qwen3-0.6B
 
 The same as `rollgen generate`. vLLM starts child processes by spawning, so a script needs the `__main__` guard.
 """

@@ -1,7 +1,7 @@
 """One policy-gradient step on a generated dataset, and what the sampling masks change about it.
 
-    rollgen generate examples/prompts.jsonl --dtype float32 --n 2 --max-tokens 48 --out out
-    python examples/02_train_step.py out
+    rollgen generate examples/prompts.jsonl --dtype float32 --n 2 --max-tokens 48 --out step-rollouts
+    python examples/02_train_step.py step-rollouts
 
 The model that sampled is loaded again, so pi_theta is pi_old and every importance ratio pi_theta / pi_old should be 1.
 Normalised over the stored supports it is (to 1e-4 in float32); over the full vocabulary, as trainers do without masks,

@@ -1,6 +1,6 @@
 """A vLLM loop of your own that makes a dataset: `rollgen.RolloutWriter` plans, checks, stores and remembers.
 
-    python examples/03_own_loop.py examples/prompts.jsonl out --model Qwen/Qwen3-0.6B
+    python examples/03_own_loop.py examples/prompts.jsonl loop-rollouts --model Qwen/Qwen3-0.6B
 
 After an interruption of any kind, run it again: it makes what is still owed. Several processes share the work, each
 with a part of its own: `--part 0/4`, `--part 1/4`, ... On a GPU vLLM returns the sampling masks; on a CPU it cannot, so

@@ -1,7 +1,7 @@
 """Offline GRPO: a few optimiser steps on stored rollouts, with exact importance ratios.
 
-    python examples/04_grpo_offline.py out --prompts examples/arithmetic.jsonl --plot grpo.png
-    python examples/04_grpo_offline.py out --steps 8          # again, on what is there
+    python examples/04_grpo_offline.py grpo-rollouts --prompts examples/arithmetic.jsonl --plot grpo-rollouts.png
+    python examples/04_grpo_offline.py grpo-rollouts --steps 8    # from the start again, on what is there
 
 The rewarded answers are those whose last number is right, and a little those that end at all. A step is the whole
 dataset, a few prompts at a time. In the first one pi_theta is still pi_old: with masks every ratio pi_theta / pi_old is
@@ -137,20 +137,19 @@ def number(text: str) -> float:
 def group_advantages(rewards: Tensor, groups: Tensor) -> Tensor:
     """(reward - mean) / (standard deviation + EPSILON) in each group, [B]. Zeros in a group of equal rewards.
 
-    rewards float64 [B]; groups int64 [B, 2], equal rows are one group
+    rewards float64 [B]; groups int64 [B], numbers of groups from 0
     """
-    _, group, counts = groups.unique(dim=0, return_inverse=True, return_counts=True)
-    mean = rewards.new_zeros(len(counts)).index_add(0, group, rewards) / counts
-    centred = rewards - mean[group]
-    variance = rewards.new_zeros(len(counts)).index_add(0, group, centred**2) / counts
-    return centred / (variance.sqrt()[group] + EPSILON)
+    counts = groups.bincount()
+    mean = rewards.new_zeros(len(counts)).index_add(0, groups, rewards) / counts
+    centred = rewards - mean[groups]
+    variance = rewards.new_zeros(len(counts)).index_add(0, groups, centred**2) / counts
+    return centred / (variance.sqrt()[groups] + EPSILON)
 
 
 def batch_advantages(batch: RolloutBatch) -> Tensor:
     """Of each rollout, [B]: all samples of a prompt are in one batch."""
     rewards = list(map(reward, batch.text, batch.metadata, batch.finish_reason))
-    groups = torch.stack([batch.dataset_index, batch.prompt_index], 1)
-    return group_advantages(torch.tensor(rewards, dtype=torch.float64), groups).float()
+    return group_advantages(torch.tensor(rewards, dtype=torch.float64), batch.group).float()
 
 
 def clipped_gain(log_ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:

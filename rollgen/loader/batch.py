@@ -82,7 +82,7 @@ class Rollout:
     """0, or which retry of this sample it is: made again, with a larger max_tokens."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class RolloutBatch:
     """B rollouts, prompts and responses joined, padded or packed."""
 
@@ -94,7 +94,9 @@ class RolloutBatch:
     prompt_index: Tensor
     """int64 [B]"""
     dataset_index: Tensor
-    """int64 [B], which of a stream's datasets: (dataset_index, prompt_index) is the group of a rollout."""
+    """int64 [B], which of a stream's datasets."""
+    group: Tensor
+    """int64 [B], from 0: the rollouts of one prompt of one dataset have the same number."""
     input_ids: Tensor
     """int64 [R, L]"""
     attention_mask: Tensor
@@ -135,6 +137,12 @@ class RolloutBatch:
 
     def __len__(self) -> int:
         return len(self.prompt_id)
+
+    def __repr__(self) -> str:
+        return (
+            f"RolloutBatch({len(self)} rollouts, input_ids {list(self.input_ids.shape)}, "
+            f"{len(self.response_places)} generated tokens, {self.support})"
+        )
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> RolloutBatch:
         """The same batch with all tensors on another device."""
@@ -263,12 +271,14 @@ def assemble(
     logprobs[response_places] = samples.logprobs
     response_mask = np.zeros(size, np.bool_)
     response_mask[response_places] = True
+    dataset = np.zeros(len(samples)) if dataset_index is None else dataset_index
     return RolloutBatch(
         prompt_id=samples.scalars["prompt_id"].tolist(),
         sample_index=_int64(samples.scalars["sample_index"]),
         generation=_int64(samples.scalars["generation"]),
         prompt_index=_int64(samples.scalars["prompt_index"]),
-        dataset_index=_int64(np.zeros(len(samples)) if dataset_index is None else dataset_index),
+        dataset_index=_int64(dataset),
+        group=_int64(_numbered(dataset, samples.scalars["prompt_index"])),
         input_ids=torch.from_numpy(input_ids).view(shape),
         attention_mask=torch.from_numpy(attention_mask),
         position_ids=torch.from_numpy(position_ids),
@@ -293,6 +303,11 @@ def assemble(
         cursor=cursor,
         lost=lost,
     )
+
+
+def _numbered(*keys: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Equal keys to equal numbers, from 0."""
+    return np.unique(np.stack([key.astype(np.int64) for key in keys], 1), axis=0, return_inverse=True)[1].reshape(-1)
 
 
 def _places(offsets: Int64Array, starts: Int64Array) -> Int64Array:

@@ -85,6 +85,7 @@ class RolloutStream(IterableDataset[RolloutBatch]):
     uneven             when the last step has no batch for every rank: "pad" with empty batches (see `RolloutBatch`), or
                        "drop" it
     prefetch           batches made ahead in a thread; 0: none, no thread
+    cache_bytes        decoded row groups and texts that a process keeps at most, those of a batch in the making apart
 
     Use it with `DataLoader(stream, batch_size=None)`, torchdata's StatefulDataLoader, or as it is; one at a time and
     in order, because a state counts what came before. The first iteration starts at `epoch`, or where `load_state_dict`
@@ -263,10 +264,10 @@ class RolloutStream(IterableDataset[RolloutBatch]):
         over = self._units.tokens > self._settings.batch_tokens
         if over.any():
             _LOG.warning(
-                "%d %s larger than batch_tokens=%d, the largest has %d tokens: each is a batch of its own",
-                over.sum(),
-                "prompt groups are" if self._settings.group_by_prompt else "samples are",
+                "%s larger than batch_tokens=%d: %d, each a batch of its own; the largest has %d tokens",
+                "prompt groups" if self._settings.group_by_prompt else "samples",
                 self._settings.batch_tokens,
+                over.sum(),
                 self._units.tokens.max(),
             )
 

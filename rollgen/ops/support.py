@@ -27,7 +27,7 @@ from torch import Tensor
 from rollgen.errors import UsageError
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Support:
     """Row n is `ids[offsets[n]:offsets[n + 1]]`. A row of length 0 is *not truncated*: every id below `vocab_size`.
 
@@ -61,6 +61,9 @@ class Support:
             object.__setattr__(self, "offsets_host", self.offsets.cpu())
         if self.has_full_rows is None:
             object.__setattr__(self, "has_full_rows", bool((self.offsets_host.diff() == 0).any()))
+
+    def __repr__(self) -> str:
+        return f"Support({len(self)} rows, {self.ids.numel()} ids below {self.vocab_size}, {self.device})"
 
     def __len__(self) -> int:
         return self.offsets.numel() - 1

@@ -257,7 +257,7 @@ def test_to_moves_every_tensor(rollouts: list[Rollout]) -> None:
     moved = collate(rollouts).to("meta", non_blocking=True)
     parts = [getattr(moved, field.name) for field in fields(moved)]
     tensors = [part for part in parts if isinstance(part, Tensor)] + [moved.support.ids, moved.support.offsets]
-    assert len(tensors) == 15
+    assert len(tensors) == 16
     assert {tensor.device.type for tensor in tensors} == {"meta"}
 
 
