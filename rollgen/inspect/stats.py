@@ -177,15 +177,20 @@ class DatasetStats:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The configuration worth showing: the usual sampling parameters and every key that is not at its default."""
+        """The configuration worth showing: the usual sampling parameters and every key that is not at its default.
+
+        With retries also their max_tokens, which the configuration of the first attempt does not have.
+        """
         identity, attempts = self.manifest.identity, self.manifest.attempts
-        samples = {"n": attempts[-1].n} if attempts else {}
-        return samples | {
+        retries = [retry.max_tokens for retry in self.manifest.retries]
+        configured = {
             name: identity[name]
             for name, field in RunConfig.model_fields.items()
             if name in identity and name not in SHOWN_ELSEWHERE
             if name in SAMPLING_SETTINGS or canonical_json(identity[name]) != canonical_json(field.default)
         }
+        samples = {"n": attempts[-1].n} if attempts else {}
+        return samples | configured | ({"max_tokens of retries": retries} if retries else {})
 
     @property
     def column_bytes_per_token(self) -> dict[str, float]:

@@ -272,6 +272,14 @@ def test_settings_are_sampling_and_non_default_keys(make_dataset: Callable[..., 
     }
 
 
+def test_settings_of_retries(make_dataset: Callable[..., Any]) -> None:
+    """Their max_tokens are told too: the configuration is that of the first attempt."""
+    stats = dataset_stats(make_dataset(0).directory)
+    retry = Retry(generation=1, started_at="", where={"finish_reason": "length"}, max_tokens=96, samples=1)
+    settings = replace(stats, manifest=stats.manifest.with_retry(retry)).settings
+    assert (settings["max_tokens"], settings["max_tokens of retries"]) == (60, [96])
+
+
 def test_run_without_shards(empty_dataset: Path) -> None:
     """Everything is owed and nothing divides by zero."""
     stats = dataset_stats(empty_dataset)
