@@ -16,7 +16,6 @@ Memory is CACHE_BYTES and a few row groups, beside the keys (`layout.py`). Disk:
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -34,6 +33,7 @@ from rollgen.format.journal import JournalLine, Totals, is_unfinished, totals
 from rollgen.format.manifest import PLANLESS, Manifest, read_manifest
 from rollgen.format.reader import StoredDataset, count_mask_ids, open_dataset, open_shard, read_row_group
 from rollgen.format.replacement import COMPACTOR, Replacement, complete, decide, prepare_retired
+from rollgen.format.row_groups import CACHE_BYTES, RowGroupCache
 from rollgen.format.schema import FOOTER_ENGINE, RETIRED_DIR
 from rollgen.format.writer import footer_metadata, manifest_schema, write_parquet
 
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
 SHARD_TOKENS = 8_000_000
 """Generated tokens after which a new shard is closed, by default: some 100 MB."""
-CACHE_BYTES = 256 << 20
-"""Of decoded row groups that are kept while a shard is written or compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,38 +180,26 @@ def _unwritable(path: Path, error: OSError) -> DatasetError:
     return DatasetError(f"{path}: cannot be written: {error.strerror or error}; nothing has changed")
 
 
-class _Source:
-    """Decoded row groups of the old shards; those longest unused go when they are more than CACHE_BYTES together."""
+def _old_row_groups(index: Index) -> RowGroupCache[pa.Table]:
+    """The row groups of the old shards, by their numbers in the dataset, with all columns, verified."""
 
-    def __init__(self, index: Index) -> None:
-        self._index = index
-        self._tables: OrderedDict[int, pa.Table] = OrderedDict()
-        self._bytes = 0
+    def load(row_group: int) -> pa.Table:
+        shard, number = index.row_groups[row_group]
+        with index.shards[shard].open() as reader:
+            return read_row_group(reader, number)
 
-    def read(self, row_group: int) -> pa.Table:
-        """A row group by its number in the dataset, with all its columns, verified."""
-        if row_group in self._tables:
-            self._tables.move_to_end(row_group)
-            return self._tables[row_group]
-        shard, number = self._index.row_groups[row_group]
-        with self._index.shards[shard].open() as reader:
-            table = read_row_group(reader, number)
-        self._tables[row_group] = table
-        self._bytes += table.nbytes
-        while self._bytes > CACHE_BYTES and len(self._tables) > 1:
-            self._bytes -= self._tables.popitem(last=False)[1].nbytes
-        return table
+    return RowGroupCache(load, CACHE_BYTES)
 
 
 def _row_groups(index: Index, rows: Int64Array, schema: pa.Schema) -> Iterator[pa.Table]:
     """The tables of a new shard's row groups. A run of old rows is not divided by the number of its mask ids."""
-    source = _Source(index)
+    old = _old_row_groups(index)
     start = 0
     for end in row_group_ends(index.rows.response_length[rows]):
         pieces: list[pa.Table] = []
         ids = 0
         for run in index.runs(rows[start:end]):
-            piece = _copy(source.read(run.row_group), run, schema)
+            piece = _copy(old[run.row_group], run, schema)
             more = count_mask_ids(piece)
             if pieces and ids + more > MAX_ROW_GROUP_IDS:
                 yield pa.concat_tables(pieces).combine_chunks()
@@ -234,14 +220,14 @@ def _compare(path: Path, index: Index, rows: Int64Array) -> tuple[int, int]:
 
     Slices are compared, where rows were copied by position: what one of the two does wrong, the other shows.
     """
-    source = _Source(index)
+    old = _old_row_groups(index)
     tokens = mask_ids = start = 0
     with open_shard(path) as shard:
         for number, size in enumerate(shard.row_group_rows):
             table = read_row_group(shard, number)
             offset = 0
             for run in index.runs(rows[start : start + size]):
-                wanted = source.read(run.row_group).slice(run.first, run.rows)
+                wanted = old[run.row_group].slice(run.first, run.rows)
                 if not table.slice(offset, run.rows).equals(wanted):
                     raise DatasetError(f"{path}: row group {number}: is not equal to the old rows: none was replaced")
                 offset += run.rows

@@ -23,9 +23,10 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from rollgen.format.ragged import Ragged
+from rollgen.format.row_groups import RowGroupCache
 from rollgen.loader.batch import Rollout
 from rollgen.loader.index import open_index
-from rollgen.loader.row_groups import RowGroupCache, load_row_group
+from rollgen.loader.row_groups import load_row_group
 from rollgen.loader.samples import Samples, offsets_of
 from rollgen.ops import Support
 

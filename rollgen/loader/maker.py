@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from rollgen.errors import DatasetError, MissingFile
+from rollgen.format.row_groups import OpenShards, RowGroupCache
 from rollgen.loader.batch import BATCH_SCALARS, Layout, RolloutBatch, assemble
 from rollgen.loader.index import Index, Loss, report_loss
 from rollgen.loader.order import Epoch, Units, last_uses, samples_of
-from rollgen.loader.row_groups import OpenShards, RowGroupCache, load_row_group
+from rollgen.loader.row_groups import load_row_group
 from rollgen.loader.samples import Samples, empty_samples, gather
 from rollgen.loader.schedule import Cursor
 

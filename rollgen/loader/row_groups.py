@@ -1,14 +1,12 @@
-"""Row groups, decoded: read, verified and checked once, then kept in memory while they are in use.
+"""Row groups, decoded into `Samples`: read, verified and checked.
 
 A row group is the unit of reading and of damage. `load_row_group` returns it as numpy arrays or raises; nothing that
-would train on wrong numbers in silence passes. `RowGroupCache` keeps the last ones up to a number of bytes.
+would train on wrong numbers in silence passes.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -17,63 +15,11 @@ import pyarrow as pa
 
 from rollgen.errors import DatasetError
 from rollgen.format.ragged import NestedRagged, nested_ragged, ragged
-from rollgen.format.reader import ShardReader, StoredShard, read_row_group
+from rollgen.format.reader import ShardReader, read_row_group
 from rollgen.loader.samples import Samples
-
-CACHE_BYTES: Final = 256 << 20
-"""Decoded row groups kept by each process; one of 64k tokens takes some 5 MB."""
 
 _LISTS: Final = ("prompt_token_ids", "token_ids", "logprobs", "sampling_mask")
 _CHECKED: Final = ("response_length", "temperature", "top_k", "top_p", "min_p")
-
-
-class RowGroupCache:
-    """The row groups used last, by number; `load` makes one that is not there."""
-
-    def __init__(self, load: Callable[[int], Samples], max_bytes: int = CACHE_BYTES) -> None:
-        self._load = load
-        self._max_bytes = max_bytes
-        self._kept: OrderedDict[int, Samples] = OrderedDict()
-        self._bytes = 0
-
-    def __getitem__(self, number: int) -> Samples:
-        if (samples := self._kept.get(number)) is None:
-            samples = self._kept[number] = self._load(number)
-            self._bytes += samples.nbytes
-        self._kept.move_to_end(number)
-        while self._bytes > self._max_bytes and len(self._kept) > 1:
-            self.drop(next(iter(self._kept)))
-        return samples
-
-    def __iter__(self) -> Iterator[int]:
-        """The numbers of those that are kept."""
-        return iter([*self._kept])
-
-    def drop(self, number: int) -> None:
-        """Forget one that is kept."""
-        self._bytes -= self._kept.pop(number).nbytes
-
-
-class OpenShards:
-    """The shards read last, open: a footer is parsed once for a run of row groups. Not to be shared or forked."""
-
-    def __init__(self, limit: int = 8) -> None:
-        self._limit = limit
-        self._open: OrderedDict[Path, ShardReader] = OrderedDict()
-
-    def __getitem__(self, stored: StoredShard) -> ShardReader:
-        shard = self._open.get(stored.path)
-        if shard is None:
-            shard = self._open[stored.path] = stored.open()
-        self._open.move_to_end(stored.path)
-        if len(self._open) > self._limit:
-            self._open.popitem(last=False)[1].close()
-        return shard
-
-    def close(self) -> None:
-        """Close them all."""
-        while self._open:
-            self._open.popitem()[1].close()
 
 
 def load_row_group(

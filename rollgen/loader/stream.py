@@ -33,11 +33,11 @@ from torch.utils.data import IterableDataset
 
 from rollgen.errors import ResumeRefused, UsageError
 from rollgen.format.commit import live_writers
+from rollgen.format.row_groups import CACHE_BYTES
 from rollgen.loader.batch import Layout, RolloutBatch
 from rollgen.loader.index import Loss, OnDamage, open_index
 from rollgen.loader.maker import BatchMaker
 from rollgen.loader.order import BatchSettings, Epoch, plan_epoch, units_of
-from rollgen.loader.row_groups import CACHE_BYTES
 from rollgen.loader.schedule import (
     PLACE_KEYS,
     Cursor,

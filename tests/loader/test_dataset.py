@@ -16,9 +16,9 @@ from torch.utils.data import DataLoader
 
 from rollgen.errors import DatasetError, UsageError
 from rollgen.format import reader
+from rollgen.format.row_groups import RowGroupCache
 from rollgen.loader import Rollout, RolloutDataset, collate
 from rollgen.loader import index as index_module
-from rollgen.loader.row_groups import RowGroupCache
 from rollgen.rollouts import Completion, Sampling
 
 MakeCompletion = Callable[..., Completion]

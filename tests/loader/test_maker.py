@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from rollgen.errors import DatasetError
+from rollgen.format.row_groups import CACHE_BYTES
 from rollgen.loader import RolloutBatch, RolloutDataset, collate
 from rollgen.loader.batch import Layout
 from rollgen.loader.index import Index, Loss, OnDamage, open_index
 from rollgen.loader.maker import BatchMaker
 from rollgen.loader.order import BatchSettings, plan_epoch, samples_of, units_of
-from rollgen.loader.row_groups import CACHE_BYTES
 from rollgen.loader.schedule import Cursor
 from rollgen.rollouts import Completion
 
