@@ -12,8 +12,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from rollgen.errors import UsageError
-from rollgen.format.commit import WriterSlot, list_shards, start_section
-from rollgen.format.journal import RECORD_FILE
+from rollgen.format.commit import WriterSlot, start_section
+from rollgen.format.journal import RECORD_FILE, list_shards
 from rollgen.format.schema import (
     DATA_DIR,
     FAILURES_DIR,

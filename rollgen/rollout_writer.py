@@ -29,9 +29,10 @@ from rollgen.engines.installed import installed_engine
 from rollgen.engines.outputs import SampledOutput, completion_of, read_outputs
 from rollgen.engines.replay import check_replayable, check_untruncated
 from rollgen.errors import CaptureError, UsageError
-from rollgen.format.commit import Part, WriterSlot, check_writer_name, list_shards, start_section
+from rollgen.format.commit import Part, WriterSlot, check_writer_name, start_section
 from rollgen.format.failures import FailureLog
 from rollgen.format.invariants import find_problem
+from rollgen.format.journal import list_shards
 from rollgen.format.manifest import EngineRecord, Manifest, read_manifest
 from rollgen.format.recovery import PlannedKeys, recover, recover_shards
 from rollgen.format.retries import read_retries

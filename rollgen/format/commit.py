@@ -35,7 +35,6 @@ from typing import IO, NamedTuple, Self
 from rollgen.errors import ResumeRefused, UsageError
 from rollgen.format import replacement
 from rollgen.format.journal import (
-    Journal,
     JournalLine,
     file_sha256,
     footer_sha256,
@@ -48,24 +47,6 @@ from rollgen.format.journal import (
 from rollgen.format.jsonlines import append_line, truncate_torn_tail
 from rollgen.format.manifest import fsync_directory
 from rollgen.format.schema import DATA_DIR, JOURNAL_DIR, QUARANTINE_DIR
-
-__all__ = [
-    "WHOLE",
-    "Journal",
-    "JournalLine",
-    "Part",
-    "WriterSlot",
-    "check_writer_name",
-    "file_sha256",
-    "footer_sha256",
-    "list_shards",
-    "live_writers",
-    "parse_shard_name",
-    "quarantine",
-    "read_journal",
-    "shard_name",
-    "start_section",
-]
 
 _WRITER_NAME = re.compile(r"[A-Za-z0-9_]+")
 _START_LOCK = "start-section.lock"

@@ -24,16 +24,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rollgen.errors import DatasetError
-from rollgen.format.commit import (
-    JournalLine,
-    WriterSlot,
-    file_sha256,
-    footer_sha256,
-    list_shards,
-    parse_shard_name,
-    quarantine,
-    read_journal,
-)
+from rollgen.format.commit import WriterSlot, quarantine
+from rollgen.format.journal import JournalLine, file_sha256, footer_sha256, list_shards, parse_shard_name, read_journal
 from rollgen.format.reader import (
     ShardReader,
     StoredKeys,

@@ -24,7 +24,8 @@ import pyarrow.parquet as pq
 
 from rollgen.errors import DatasetError
 from rollgen.format.columns import build_table, split_row_groups
-from rollgen.format.commit import JournalLine, WriterSlot
+from rollgen.format.commit import WriterSlot
+from rollgen.format.journal import JournalLine
 from rollgen.format.manifest import Manifest
 from rollgen.format.reader import verify_shard
 from rollgen.format.schema import (

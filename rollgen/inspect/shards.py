@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rollgen.errors import DatasetError
-from rollgen.format.commit import file_sha256
+from rollgen.format.journal import file_sha256
 from rollgen.format.reader import verify_shard
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from rollgen.errors import DatasetError
-from rollgen.format.commit import live_writers, parse_shard_name
+from rollgen.format.commit import live_writers
 from rollgen.format.failures import read_failures
-from rollgen.format.journal import committed_shards
+from rollgen.format.journal import committed_shards, parse_shard_name
 from rollgen.format.manifest import PLANLESS, read_manifest
 from rollgen.format.reader import StoredShard, open_shard, read_columns
 from rollgen.format.replacement import COMPACTOR
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from rollgen.format.commit import Journal, JournalLine
+    from rollgen.format.journal import Journal, JournalLine
     from rollgen.format.manifest import Manifest
 
 State = Literal["starting", "running", "stopped", "complete"]

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rollgen.errors import DatasetError, MissingFile, UsageError
-from rollgen.format.commit import file_sha256
+from rollgen.format.journal import file_sha256
 from rollgen.format.reader import ShardReader, StoredDataset, StoredShard, open_dataset, read_columns, read_row_group
 from rollgen.format.retries import read_retries
 from rollgen.format.schema import shard_schema

@@ -30,7 +30,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 
-from rollgen.format.commit import WriterSlot, list_shards
+from rollgen.format.commit import WriterSlot
+from rollgen.format.journal import list_shards
 from rollgen.format.manifest import create_manifest
 from rollgen.format.writer import ShardWriter
 from rollgen.rollouts import Completion, Sampling

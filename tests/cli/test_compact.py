@@ -12,7 +12,8 @@ from typer.testing import CliRunner, Result
 from rollgen.cli.app import app
 from rollgen.curate.compact import SHARD_TOKENS
 from rollgen.errors import DatasetError, ResumeRefused
-from rollgen.format.commit import WriterSlot, list_shards
+from rollgen.format.commit import WriterSlot
+from rollgen.format.journal import list_shards
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Any
 
 from models.runs import Runs
 
-from rollgen.format.commit import list_shards
+from rollgen.format.journal import list_shards
 
 ROLLGEN = Path(sys.executable).with_name("rollgen")
 

@@ -31,7 +31,8 @@ from hypothesis import strategies as st
 from rollgen.config import digest
 from rollgen.curate.compact import Compaction, compact
 from rollgen.errors import DatasetError, ResumeRefused, UsageError
-from rollgen.format.commit import Part, WriterSlot, list_shards, read_journal
+from rollgen.format.commit import Part, WriterSlot
+from rollgen.format.journal import list_shards, read_journal
 from rollgen.format.manifest import PLANLESS, Manifest, Retry, read_manifest, replace_manifest
 from rollgen.format.reader import open_dataset, verify_shard
 from rollgen.format.recovery import PlannedKeys, recover

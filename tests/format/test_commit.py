@@ -22,20 +22,22 @@ import pytest
 from rollgen.errors import DatasetError, ResumeRefused, UsageError
 from rollgen.format.commit import (
     WHOLE,
-    JournalLine,
     Part,
     WriterSlot,
     _writable,
     check_writer_name,
+    live_writers,
+    quarantine,
+    start_section,
+)
+from rollgen.format.journal import (
+    JournalLine,
     file_sha256,
     footer_sha256,
     list_shards,
-    live_writers,
     parse_shard_name,
-    quarantine,
     read_journal,
     shard_name,
-    start_section,
 )
 
 LINE = JournalLine("part-w0-000000.parquet", 100, "a" * 64, "b" * 64, 1, 2, 3)

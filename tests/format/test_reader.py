@@ -20,7 +20,8 @@ import pytest
 
 from rollgen.config import digest
 from rollgen.errors import DatasetError
-from rollgen.format.commit import JournalLine, WriterSlot, quarantine
+from rollgen.format.commit import WriterSlot, quarantine
+from rollgen.format.journal import JournalLine
 from rollgen.format.manifest import Manifest, create_manifest
 from rollgen.format.reader import open_dataset, open_shard, read_row_group, stored_keys, verify_shard
 from rollgen.format.schema import FOOTER_CONFIG_DIGEST, FOOTER_FORMAT_VERSION, parquet_options, shard_schema

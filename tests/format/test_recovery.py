@@ -19,7 +19,8 @@ import pytest
 
 from rollgen.config import digest
 from rollgen.errors import DatasetError
-from rollgen.format.commit import JournalLine, Part, WriterSlot, read_journal
+from rollgen.format.commit import Part, WriterSlot
+from rollgen.format.journal import JournalLine, read_journal
 from rollgen.format.manifest import Manifest
 from rollgen.format.recovery import PlannedKeys, recover
 from rollgen.format.writer import ShardWriter

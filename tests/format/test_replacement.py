@@ -20,8 +20,8 @@ import pytest
 from rollgen.config import digest
 from rollgen.errors import DatasetError
 from rollgen.format import journal as journal_module
-from rollgen.format.commit import WriterSlot, list_shards, read_journal
-from rollgen.format.journal import committed_shards, is_unfinished
+from rollgen.format.commit import WriterSlot
+from rollgen.format.journal import committed_shards, is_unfinished, list_shards, read_journal
 from rollgen.format.jsonlines import encode_line
 from rollgen.format.manifest import Manifest
 from rollgen.format.reader import open_dataset

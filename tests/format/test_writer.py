@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from rollgen.errors import DatasetError, EngineError
-from rollgen.format.commit import WriterSlot, list_shards, read_journal
+from rollgen.format.commit import WriterSlot
+from rollgen.format.journal import list_shards, read_journal
 from rollgen.format.manifest import Manifest, Retry
 from rollgen.format.reader import verify_shard
 from rollgen.format.schema import FOOTER_FORMAT_VERSION, FORMAT_VERSION

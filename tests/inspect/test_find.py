@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rollgen.errors import DatasetError, UsageError
-from rollgen.format.commit import list_shards
+from rollgen.format.journal import list_shards
 from rollgen.format.reader import open_dataset
 from rollgen.format.schema import PLAN_FILE
 from rollgen.inspect.find import Reading, find_sample, may_hold, ranges, readings, stored_rows

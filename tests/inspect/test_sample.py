@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from rollgen.errors import DatasetError, UsageError
-from rollgen.format.commit import WriterSlot, list_shards
+from rollgen.format.commit import WriterSlot
+from rollgen.format.journal import list_shards
 from rollgen.format.schema import PLAN_FILE
 from rollgen.inspect.sample import read_sample
 

@@ -18,8 +18,9 @@ import pytest
 from rich.console import Console
 
 from rollgen.errors import DatasetError
-from rollgen.format.commit import WriterSlot, footer_sha256
+from rollgen.format.commit import WriterSlot
 from rollgen.format.failures import FailureLog
+from rollgen.format.journal import footer_sha256
 from rollgen.format.manifest import Retry, read_manifest, replace_manifest
 from rollgen.format.writer import ShardWriter
 from rollgen.inspect.card import dataset_card

@@ -16,8 +16,9 @@ import pytest
 from rich.console import Console
 
 from rollgen.errors import DatasetError
-from rollgen.format.commit import JournalLine, WriterSlot, list_shards, quarantine
+from rollgen.format.commit import WriterSlot, quarantine
 from rollgen.format.failures import FailureLog
+from rollgen.format.journal import JournalLine, list_shards
 from rollgen.format.manifest import read_manifest
 from rollgen.format.schema import JOURNAL_DIR, MANIFEST_FILE, PLAN_FILE
 from rollgen.inspect.status import RunStatus, owed_of, run_status

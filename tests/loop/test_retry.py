@@ -11,7 +11,7 @@ from models.runs import Runs, keys
 
 from rollgen.engines.base import SampleRequest
 from rollgen.errors import EngineError, ResumeRefused, UsageError
-from rollgen.format.commit import list_shards
+from rollgen.format.journal import list_shards
 from rollgen.format.manifest import read_manifest
 from rollgen.loader.dataset import RolloutDataset
 

@@ -13,8 +13,9 @@ from models.runs import Runs, keys
 
 from rollgen.engines.base import RequestError, SampleRequest
 from rollgen.errors import CaptureError, DatasetError, EngineError, ResumeRefused, UsageError
-from rollgen.format.commit import WriterSlot, list_shards
+from rollgen.format.commit import WriterSlot
 from rollgen.format.failures import read_failures
+from rollgen.format.journal import list_shards
 from rollgen.format.manifest import read_manifest
 from rollgen.format.reader import open_dataset, verify_shard
 from rollgen.format.schema import PLAN_FILE

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from models.fake_engine import FakeEngine, Key
 
 from rollgen.config import RunConfig
-from rollgen.format.commit import list_shards
+from rollgen.format.journal import list_shards
 from rollgen.loop.report import Reporter, RunStats
 from rollgen.loop.run import generate
 from rollgen.preflight import Preflight

@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rollgen.format.commit import list_shards
+from rollgen.format.journal import list_shards
 from rollgen.format.ragged import NestedRagged, nested_ragged, ragged
 
 Generate = Callable[..., dict[str, Any]]

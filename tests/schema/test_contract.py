@@ -14,8 +14,8 @@ from pydantic import BaseModel
 
 from rollgen.config import digest
 from rollgen.format import schema as code
-from rollgen.format.commit import JournalLine
 from rollgen.format.failures import Failure
+from rollgen.format.journal import JournalLine
 from rollgen.format.manifest import Attempt, Manifest, Retry
 from rollgen.rollouts import sample_seed
 
