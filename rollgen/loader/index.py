@@ -66,8 +66,6 @@ class Index:
     datasets: tuple[StoredDataset, ...]
     shards: tuple[StoredShard, ...]
     """Of all datasets."""
-    shard_dataset: Int64Array
-    """int64 [shards], which dataset each is of."""
     groups: npt.NDArray[np.int64]
     """int64 [G, 2]: shard, and number inside it."""
     group_offsets: Int64Array
@@ -166,7 +164,6 @@ def open_index(
     return Index(
         datasets=datasets,
         shards=tuple(stored for _, stored in shards),
-        shard_dataset=shard_dataset,
         groups=groups,
         group_offsets=group_offsets,
         rows=chosen,

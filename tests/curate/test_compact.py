@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -27,6 +26,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from models.disk import largest_file
 
 from rollgen.config import digest
 from rollgen.curate.compact import Compaction, compact
@@ -352,17 +352,6 @@ def test_no_dataset(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match=r"rollgen\.json: not found"):
         compact(tmp_path)
     assert list(tmp_path.iterdir()) == []
-
-
-@contextmanager
-def largest_file(size: int) -> Iterator[None]:
-    """A limit on file sizes stands in for a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_full_disk_changes_nothing(

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import math
-import resource
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from models.disk import largest_file
 
 from rollgen.config import digest
 from rollgen.errors import DatasetError
@@ -74,17 +73,6 @@ def rewrite_record(directory: Path, **changes: Any) -> None:
     del record["sha256"]
     record |= changes
     (directory / RECORD).write_text(json.dumps(record | {"sha256": digest(record)}))
-
-
-@contextmanager
-def largest_file(size: int) -> Iterator[None]:
-    """A limit on file sizes stands in for a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_nothing_to_complete(directory: Path) -> None:

@@ -112,7 +112,6 @@ def make_index() -> Callable[[list[list[tuple[int, int, int, int]]]], Index]:
         return Index(
             datasets=(),
             shards=(),
-            shard_dataset=np.zeros(0, np.int64),
             groups=np.array([(0, number) for number in range(len(row_groups))], np.int64),
             group_offsets=offsets_of([len(group) for group in row_groups]),
             rows=np.arange(len(rows)),

@@ -69,7 +69,7 @@ def test_two_datasets(tmp_path: Path, write_shards: WriteShards, make_completion
     second = write_shards([[make_completion(0, 0)], [make_completion(1, 0)]])
     index = open_index([first, second])
     assert keys_of(index) == [(0, 0, 0), (0, 0, 1), (1, 0, 0), (1, 1, 0)]
-    assert index.shard_dataset.tolist() == [0, 1, 1]
+    assert [shard.path.parents[1] for shard in index.shards] == [first, second, second]
     assert [dataset.directory for dataset in index.datasets] == [first, second]
 
 
