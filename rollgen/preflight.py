@@ -20,6 +20,7 @@ from rollgen.engines.replay import check_replayable, check_untruncated, identity
 from rollgen.errors import DatasetError, ResumeRefused, UsageError
 from rollgen.format.commit import WriterSlot
 from rollgen.format.failures import FailureLog
+from rollgen.format.journal import file_sha256
 from rollgen.format.manifest import (
     PLANLESS,
     Attempt,
@@ -186,13 +187,21 @@ def establish(preflight: Preflight, engine: SampledBy, slot: WriterSlot) -> Mani
             f"{directory}: the plan cannot grow from {preflight.known_samples} to {preflight.summary.samples} samples "
             f"while writer {next(iter(others))!r} works on it; wait for it, or stop it"
         )
-    os.replace(preflight.plan_path, directory / PLAN_FILE)
-    fsync_directory(directory)
+    plan_sha256 = _install_plan(preflight, directory)
     attempt = _attempt(config, engine, preflight.summary.sources)
     if preflight.stored is not None:
-        return _add_attempt(directory, preflight.stored, attempt)
+        return _add_attempt(directory, preflight.stored.model_copy(update={"plan_sha256": plan_sha256}), attempt)
     identity = identity_of(config, model, capture=engine.capture, dtype=engine.dtype)
-    return _create(directory, model, _new_manifest(config, model, engine, identity, preflight.planned_at, attempt))
+    manifest = _new_manifest(config, model, engine, identity, preflight.planned_at, attempt)
+    return _create(directory, model, manifest.model_copy(update={"plan_sha256": plan_sha256}))
+
+
+def establish_plan(preflight: Preflight, directory: Path) -> None:
+    """Make the plan the directory's, where nothing is owed: it may have grown by rows that were skipped."""
+    assert preflight.stored is not None
+    plan_sha256 = _install_plan(preflight, directory)
+    if plan_sha256 != preflight.stored.plan_sha256:
+        replace_manifest(directory, preflight.stored.model_copy(update={"plan_sha256": plan_sha256}))
 
 
 def establish_planless(config: RunConfig, model: ModelInfo, engine: SampledBy, slot: WriterSlot) -> Manifest:
@@ -219,6 +228,14 @@ def record_tombstones(plan: Plan, known_prompts: int, failures: FailureLog) -> N
     for prompt in plan.rows(known_prompts) if plan.tombstone[known_prompts:].any() else ():
         if prompt.error is not None:
             failures.record(prompt.prompt_id, prompt.prompt_index, 0, "input", prompt.error)
+
+
+def _install_plan(preflight: Preflight, directory: Path) -> str:
+    """Give the plan its final name. Returns its SHA-256, which the manifest is to hold."""
+    sha256 = file_sha256(preflight.plan_path)
+    os.replace(preflight.plan_path, directory / PLAN_FILE)
+    fsync_directory(directory)
+    return sha256
 
 
 def _add_attempt(directory: Path, stored: Manifest, attempt: Attempt) -> Manifest:

@@ -13,6 +13,7 @@ import pytest
 
 from rollgen.config import digest
 from rollgen.format.commit import WriterSlot
+from rollgen.format.journal import file_sha256
 from rollgen.format.manifest import Attempt, EngineRecord, Manifest, ModelRecord, PromptSource, create_manifest
 from rollgen.format.schema import PLAN_FILE
 from rollgen.format.writer import ShardWriter
@@ -183,8 +184,8 @@ def write_dataset(
 ) -> Path:
     """A finished dataset of `shards * prompts * n` samples; `changes` go to `random_completion`."""
     directory.mkdir(parents=True, exist_ok=True)
-    manifest = some_manifest(support_logprobs=support_logprobs)
-    write_plan(directory / PLAN_FILE, [random_prompt(index, n=n) for index in range(shards * prompts)])
+    plan = write_plan(directory / PLAN_FILE, [random_prompt(index, n=n) for index in range(shards * prompts)])
+    manifest = some_manifest(support_logprobs=support_logprobs, plan_sha256=file_sha256(plan))
     assert create_manifest(directory, manifest)
     with WriterSlot(directory, "w0") as slot, ShardWriter(slot, manifest, commit_interval=math.inf) as writer:
         for index in range(shards * prompts):

@@ -47,17 +47,23 @@ def read_lines(path: Path, kind: type[_Line]) -> Iterator[tuple[int, _Line]]:
 
     Raises DatasetError, naming file and line, for a line that is not JSON, lacks a field or has one of another type.
     """
+    for number, line in parse_lines(path, kind):
+        if line is None:
+            raise DatasetError(f"{path}:{number}: damaged line; put the file back from a copy, or delete this line")
+        yield number, line
+
+
+def parse_lines(path: Path, kind: type[_Line]) -> Iterator[tuple[int, _Line | None]]:
+    """The same for those who go on after damage: None for a damaged line."""
     parser = TypeAdapter(kind)
     with path.open("rb") as file:
         for number, text in enumerate(file, 1):
-            if not text.endswith(b"\n"):
-                continue
-            try:
-                yield number, parser.validate_json(text, strict=True)
-            except ValidationError:
-                raise DatasetError(
-                    f"{path}:{number}: damaged line; put the file back from a copy, or delete this line"
-                ) from None
+            if text.endswith(b"\n"):
+                try:
+                    line = parser.validate_json(text, strict=True)
+                except ValidationError:
+                    line = None
+                yield number, line
 
 
 def _write_all(file: io.FileIO, content: bytes) -> None:

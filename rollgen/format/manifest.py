@@ -1,8 +1,9 @@
 """`rollgen.json`: what a dataset is. Created exclusively, so that two starters can never both believe they are first.
 
 The manifest says which configuration made the data (`identity`, with its digest), with which model, tokenizer and
-engine, and how supports were captured. It carries no environment value, no credential and no absolute path: a dataset
-travels. JSON shape: `schema/v1/manifest.schema.json`.
+engine, and how supports were captured. By hashes it vouches for itself, the plan and the retry lists, as the journal
+does for shards. It carries no environment value, no credential and no absolute path: a dataset travels. JSON shape:
+`schema/v1/manifest.schema.json`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from rollgen.format.schema import FORMAT_NAME, FORMAT_VERSION, MANIFEST_FILE, ha
 
 PLANLESS: Final = "planless"
 """Key of `identity`, true where prompts come one by one, so that there is no plan and nothing is owed."""
+_CHECKSUM: Final = "sha256"
+"""Key of the manifest: SHA-256 of the canonical JSON of all its other keys."""
 _FIX = "put it back from a copy, or start again with --clean"
 
 
@@ -82,6 +85,8 @@ class Retry(_Section):
     """As asked for; the list has the effective ones."""
     samples: int
     """Rows of the list."""
+    sha256: str | None = None
+    """Of the list's file; None in a dataset of an older writer."""
 
 
 class Manifest(_Section):
@@ -102,6 +107,8 @@ class Manifest(_Section):
     tokenizer_vocab_size: int
     model: ModelRecord
     tokenizer_sha256: str
+    plan_sha256: str | None = None
+    """Of `plan.parquet`; None without a plan, and in a dataset of an older writer."""
     page_checksums: bool = True
     """Readers refuse a shard whose pages carry none: pyarrow would pass it silently."""
     attempts: list[Attempt]
@@ -126,6 +133,9 @@ def read_manifest(directory: Path) -> Manifest:
     if not isinstance(raw, dict) or raw.get("format") != FORMAT_NAME:
         raise DatasetError(f'{path}: not a rollgen manifest: "format" is not "{FORMAT_NAME}"')
     check_format_version(str(raw.get("format_version")), path)
+    checksum = raw.pop(_CHECKSUM, None)
+    if checksum is not None and checksum != digest(raw):
+        raise DatasetError(f"{path}: {_CHECKSUM} is not that of its content: edited or damaged; {_FIX}")
     try:
         manifest = Manifest.model_validate(raw)
     except ValidationError as error:
@@ -192,8 +202,9 @@ def fsync_directory(directory: Path) -> None:
 
 def _write_temporary(directory: Path, manifest: Manifest) -> Path:
     temporary = directory / f".tmp-{MANIFEST_FILE}-{os.getpid()}"
+    content = manifest.model_dump()
     with temporary.open("w", encoding="utf-8") as file:
-        json.dump(manifest.model_dump(), file, indent=2, ensure_ascii=False, allow_nan=False)
+        json.dump(content | {_CHECKSUM: digest(content)}, file, indent=2, ensure_ascii=False, allow_nan=False)
         file.write("\n")
         file.flush()
         os.fsync(file.fileno())

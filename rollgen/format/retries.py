@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rollgen.errors import DatasetError
+from rollgen.format.journal import file_sha256
 from rollgen.format.manifest import Manifest
 from rollgen.format.reader import StoredShard, read_columns
 from rollgen.format.schema import RETRY_SCHEMA, retry_file, shard_schema
@@ -103,12 +104,16 @@ class RetryList:
 
 def read_retries(directory: Path, manifest: Manifest) -> tuple[RetryList, ...]:
     """All lists of a dataset, oldest first. Raises DatasetError for one that is not as the manifest says."""
-    lists = tuple(RetryList.read(directory, retry.generation) for retry in manifest.retries)
-    for retry, retries in zip(manifest.retries, lists, strict=True):
+    lists = []
+    for retry in manifest.retries:
+        path = directory / retry_file(retry.generation)
+        retries = RetryList.read(directory, retry.generation)
+        if retry.sha256 is not None and file_sha256(path) != retry.sha256:
+            raise DatasetError(f"{path}: not the file that the manifest vouches for: changed or damaged; {_FIX}")
         if len(retries) != retry.samples:
-            path = directory / retry_file(retry.generation)
             raise DatasetError(f"{path}: {len(retries)} rows, the manifest says {retry.samples}; {_FIX}")
-    return lists
+        lists.append(retries)
+    return tuple(lists)
 
 
 class Outcomes(NamedTuple):

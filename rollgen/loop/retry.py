@@ -18,6 +18,7 @@ import numpy as np
 from rollgen.config import RunConfig
 from rollgen.directory import Holds
 from rollgen.errors import UsageError
+from rollgen.format.journal import file_sha256
 from rollgen.format.manifest import Manifest, Retry, fsync_directory, read_manifest, replace_manifest
 from rollgen.format.reader import open_dataset
 from rollgen.format.retries import Outcomes, RetryList, Selection, read_outcomes, read_retries, select_retries
@@ -89,6 +90,7 @@ def plan_retry(preflight: Preflight, directory: Path, retries: RetryList, max_to
             where={name: value},
             max_tokens=max_tokens,
             samples=len(retries),
+            sha256=file_sha256(path),
         )
     )
     replace_manifest(directory, manifest)

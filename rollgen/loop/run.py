@@ -32,7 +32,7 @@ from rollgen.loop.report import Reporter, RunStats
 from rollgen.loop.retry import check_condition, describe, plan_retry, select, split_config
 from rollgen.loop.sampling import MIN_FAILURES, Sampler
 from rollgen.loop.stop import Stop
-from rollgen.preflight import Preflight, check_engine, establish, plan_run, record_tombstones
+from rollgen.preflight import Preflight, check_engine, establish, establish_plan, plan_run, record_tombstones
 from rollgen.prompts.plan import Plan
 from rollgen.prompts.sources import PromptInput
 
@@ -262,7 +262,8 @@ class _Run:
         return [selection.retries] if len(selection.retries) else []
 
     def _nothing_owed(self, plan: Plan) -> RunStats:
-        plan.path = self.preflight.plan_path.replace(self.slot.directory / PLAN_FILE)
+        establish_plan(self.preflight, self.slot.directory)
+        plan.path = self.slot.directory / PLAN_FILE
         self._record_tombstones(plan)
         self.reporter.note("nothing is owed: every planned sample is stored")
         return self.stats

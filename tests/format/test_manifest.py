@@ -37,6 +37,7 @@ def stored(tmp_path: Path, make_manifest: MakeManifest) -> Manifest:
 def edit(directory: Path, change: Callable[[dict[str, Any]], object]) -> None:
     path = directory / "rollgen.json"
     raw = json.loads(path.read_text())
+    del raw["sha256"]  # which would tell
     change(raw)
     path.write_text(json.dumps(raw))
 
@@ -143,6 +144,17 @@ def test_other_major_versions_are_refused(version: str) -> None:
     """The message names the file, the version and the way out."""
     with pytest.raises(DatasetError, match=r"^rollgen\.json: format version .* is not readable here .*upgrade rollgen"):
         check_format_version(version, Path("rollgen.json"))
+
+
+def test_any_change_is_noticed(tmp_path: Path, stored: Manifest) -> None:
+    """The manifest vouches for what nothing else does, and a writer renews its hash."""
+    path = tmp_path / "rollgen.json"
+    text = path.read_text()
+    path.write_text(text.replace('"context_length": 256', '"context_length": 257'))
+    with pytest.raises(DatasetError, match=r"rollgen\.json: sha256 is not that of its content: edited or damaged"):
+        read_manifest(tmp_path)
+    replace_manifest(tmp_path, stored.model_copy(update={"created_at": "later"}))
+    assert read_manifest(tmp_path).created_at == "later"
 
 
 def test_unknown_keys_are_kept(tmp_path: Path, stored: Manifest) -> None:
