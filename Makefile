@@ -2,6 +2,7 @@
 # make test    the test suite, with real vLLM in it
 # make check   ruff, mypy --strict, import-linter
 # make bench   benchmarks (tests/benchmarks)
+# make soak    fault tests at length: hundreds of kills, a thousand flipped bits (tests/soak); OPTIONS="--kills 1000"
 # make native-gpu   on a CUDA device with vLLM: proof that its sampling masks are exact, and their speed (tests/native);
 #              PYTHON=... is the environment (default: .venv), MODEL=... the model (default: embedded, or a tiny one)
 
@@ -17,7 +18,7 @@ export VLLM_LOGGING_LEVEL ?= ERROR
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: venv model demo test check format bench native-gpu clean
+.PHONY: venv model demo test check format bench soak native-gpu clean
 
 venv: $(VENV)/.made
 
@@ -64,6 +65,9 @@ bench: venv $(BENCH_PACKAGES)
 $(BENCH_PACKAGES): tests/benchmarks/requirements.txt $(VENV)/.made
 	rm -rf $@
 	$(PIP) install --no-deps --target $@.new --requirement $< && mv $@.new $@ && touch $@ || rm -rf $@.new
+
+soak: venv
+	$(BIN)/python -m tests.soak $(OPTIONS)
 
 # A CUDA environment is not made here: what is given, else .venv.
 native-gpu: export HF_HUB_OFFLINE := 0

@@ -6,7 +6,7 @@ Cheap checks come first. Nothing in an existing run is changed until all of them
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,6 +35,7 @@ from rollgen.format.manifest import (
     replace_manifest,
 )
 from rollgen.format.schema import MANIFEST_FILE, PLAN_FILE, TOKENIZER_DIR
+from rollgen.inert import Discretion
 from rollgen.prompts.model import ModelInfo, load_model_info
 from rollgen.prompts.plan import Plan, check_growth
 from rollgen.prompts.planner import PlanSummary, write_plan
@@ -90,6 +91,13 @@ class Preflight:
         if self.stored is not None and self.config.capture == "auto":
             return self.stored.capture
         return "none" if self.summary.truncated == 0 else self.config.capture
+
+
+def discretion_of(config: RunConfig, out: Path, files: Iterable[PromptInput] = ()) -> Discretion:
+    """What a run may tell in the files of its dataset: not where the dataset, its inputs and the model lie."""
+    named = [config.model, config.tokenizer, config.chat_template]
+    inputs = [*(path for path in named if path), *(file for file in files if not isinstance(file, Mapping))]
+    return Discretion([out, out.parent, *(Path(path).expanduser().parent for path in inputs)])
 
 
 def resolve_model(config: RunConfig) -> str:
@@ -161,8 +169,12 @@ def continue_run(preflight: Preflight, directory: Path) -> Preflight:
     capture = stored.capture if wanted == "auto" and stored.capture != "none" else wanted
     dtype = stored.model.dtype if preflight.config.dtype == "auto" else preflight.model.dtype
     check_identity(stored, identity_of(preflight.config, preflight.model, capture=capture, dtype=dtype))
-    stored_plan = Plan(directory / PLAN_FILE)
-    check_growth(stored_plan, Plan(preflight.plan_path))
+    plan = Plan(preflight.plan_path)
+    if file_sha256(preflight.plan_path) == stored.plan_sha256:  # made again, even if the one on disk is lost or damaged
+        stored_plan = plan
+    else:
+        stored_plan = Plan(directory / PLAN_FILE)
+        check_growth(stored_plan, plan)
     return replace(preflight, stored=stored, known_prompts=stored_plan.prompts, known_samples=stored_plan.samples)
 
 
@@ -245,7 +257,7 @@ def _add_attempt(directory: Path, stored: Manifest, attempt: Attempt) -> Manifes
 
 
 def _create(directory: Path, model: ModelInfo, manifest: Manifest) -> Manifest:
-    model.tokenizer.save_pretrained(directory / TOKENIZER_DIR)
+    model.save_tokenizer(directory / TOKENIZER_DIR)
     if not create_manifest(directory, manifest):
         raise ResumeRefused(f"{directory}: another rollgen started here at the same time; use --resume")
     return manifest

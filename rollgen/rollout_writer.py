@@ -30,7 +30,7 @@ from rollgen.engines.outputs import SampledOutput, completion_of, read_outputs
 from rollgen.engines.replay import check_replayable, check_untruncated
 from rollgen.errors import CaptureError, UsageError
 from rollgen.format.commit import Part, WriterSlot, check_writer_name, start_section
-from rollgen.format.failures import FailureLog
+from rollgen.format.failures import FailureLog, Stage
 from rollgen.format.invariants import find_problem
 from rollgen.format.journal import list_shards
 from rollgen.format.manifest import EngineRecord, Manifest, read_manifest
@@ -38,12 +38,14 @@ from rollgen.format.recovery import PlannedKeys, recover, recover_shards
 from rollgen.format.retries import read_retries
 from rollgen.format.schema import PLAN_FILE
 from rollgen.format.writer import ShardWriter
+from rollgen.inert import LINE, brief
 from rollgen.ledger import Ledger, OpenLedger, PlannedLedger
 from rollgen.loop.sampling import record_failure
 from rollgen.preflight import (
     Preflight,
     check_engine,
     continue_run,
+    discretion_of,
     establish,
     establish_planless,
     plan_run,
@@ -116,6 +118,7 @@ class RolloutWriter:
                 ShardWriter(self._slot, self.manifest, commit_interval=self._config.commit_interval)
             )
             self._failures = FailureLog(self.directory, writer)
+            self._discretion = discretion_of(self._config, self.directory)
             self._resources = resources.pop_all()
 
     def __enter__(self) -> Self:
@@ -201,11 +204,11 @@ class RolloutWriter:
             try:
                 completions = self._completions(request, output)
             except CaptureError as error:
-                record_failure(self._failures, request, "capture", str(error))
+                self._record(request, "capture", str(error))
                 raise
             for one, completion in completions:
                 if problem := find_problem(completion, self.manifest.vocab_size):
-                    record_failure(self._failures, one, "invariant", problem)
+                    self._record(one, "invariant", problem)
                     raise CaptureError(f"({completion.prompt_id}, {completion.sample_index}): {problem}")
             decode = self._opened.model.decode
             for one, completion in completions:
@@ -218,7 +221,7 @@ class RolloutWriter:
         """Record that the engine failed this request. It stays owed, and may still be added."""
         with self._lock:
             self._check_open()
-            record_failure(self._failures, request, "engine", " ".join(str(error).split()) or type(error).__name__)
+            self._record(request, "engine", " ".join(str(error).split()) or type(error).__name__)
 
     def flush(self) -> None:
         """Commit everything added so far; durable on return."""
@@ -232,6 +235,9 @@ class RolloutWriter:
             if self._slot.held:
                 self._resources.close()
                 self._refresh_card()
+
+    def _record(self, request: SampleRequest, stage: Stage, error: str) -> None:
+        record_failure(self._failures, self._discretion, request, stage, error)
 
     def _refresh_card(self) -> None:
         """By the last writer to leave, which one at a time can tell."""
@@ -405,4 +411,4 @@ def _planless_loop(
 
 def _log(findings: tuple[str, ...]) -> None:
     for finding in findings:
-        _LOG.warning("%s", finding)
+        _LOG.warning("%s", brief(finding, LINE))

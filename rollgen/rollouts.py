@@ -111,6 +111,11 @@ class Completion:
         return tokens + self.mask_ids.nbytes + self.mask_offsets.nbytes + support + OVERHEAD_BYTES
 
 
+def text_length(completion: Completion) -> int:
+    """Characters of its texts."""
+    return sum(len(text or "") for text in (completion.text, completion.prompt, completion.metadata))
+
+
 def sample_seed(seed: int, prompt_id: str, sample_index: int) -> int:
     """Seed of one sample: 63 bits of SHA-256 over `seed`, `prompt_id` and `sample_index`, newline separated.
 

@@ -201,11 +201,11 @@ def test_engine_must_have_the_dtype_of_the_run(runs: Runs, planned: Callable[...
 
 
 def test_damaged_plan_is_an_error(runs: Runs, planned: Callable[..., Preflight]) -> None:
-    """Without it nobody knows what was planned."""
+    """With other prompts or settings than the last start's it cannot be made again."""
     runs()
     (runs.out / "plan.parquet").write_bytes(b"")
     with pytest.raises(DatasetError, match=r"plan\.parquet: "):
-        planned(runs.out, n=2, top_k=8)
+        planned(runs.out, n=3, top_k=8)
 
 
 def test_manifest_says_what_was_run(runs: Runs) -> None:

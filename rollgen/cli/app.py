@@ -16,7 +16,9 @@ from rollgen import __version__
 from rollgen.cli.compact import compact
 from rollgen.cli.generate import generate
 from rollgen.cli.inspect import inspect
+from rollgen.cli.repair import repair
 from rollgen.cli.status import status
+from rollgen.cli.verify import verify
 from rollgen.errors import EXIT_CODES_HELP, RollgenError, UsageError
 
 app = typer.Typer(
@@ -32,6 +34,8 @@ app = typer.Typer(
 app.command(epilog=EXIT_CODES_HELP)(generate)
 app.command()(inspect)
 app.command()(status)
+app.command()(verify)
+app.command()(repair)
 app.command()(compact)
 
 
@@ -86,8 +90,9 @@ def _check_arguments(arguments: list[str]) -> None:
 
 
 def _fail(message: str, code: int) -> int:
-    from rollgen.inspect.terminal import plain
+    from rollgen.inert import LINE, brief
 
-    for line in filter(None, message.split("\n")):  # several bad rows are a line each; no message: help was shown
-        print(f"rollgen: error: {plain(line)}", file=sys.stderr)
+    lines = message.split("\n") if code == UsageError.exit_code else [message]  # several bad rows are a line each
+    for line in filter(None, lines):  # none: help was shown
+        print(f"rollgen: error: {brief(line, LINE)}", file=sys.stderr)
     return code

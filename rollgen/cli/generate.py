@@ -92,6 +92,7 @@ def _dry_run(files: list[str], config: RunConfig, out: Path, *, as_json: bool, *
     from rollgen.cli.summary import print_dry_run
     from rollgen.errors import DatasetError
     from rollgen.format.retries import read_retries
+    from rollgen.inert import LINE, brief
     from rollgen.inspect.estimate import estimate_run, free_space
     from rollgen.inspect.status import run_status
     from rollgen.loop.retry import describe, select
@@ -106,7 +107,9 @@ def _dry_run(files: list[str], config: RunConfig, out: Path, *, as_json: bool, *
             try:
                 selection = select(out, preflight, longer)
             except DatasetError as error:  # the run itself sets the damage aside first
-                typer.echo(f"rollgen: --retry: how many samples cannot be told yet: {error}", err=True)
+                typer.echo(
+                    f"rollgen: --retry: how many samples cannot be told yet: {brief(str(error), LINE)}", err=True
+                )
             else:
                 retries.append(selection.retries)
                 retried = len(selection.retries)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from rollgen.directory import CARD_FILE
+from rollgen.inert import LINE, brief
 from rollgen.inspect.card import write_card
-from rollgen.inspect.terminal import plain
 
 if TYPE_CHECKING:
     from rollgen.format.manifest import Manifest
@@ -85,7 +87,7 @@ class ConsoleReporter:
             self._print(figures)
 
     def _print(self, message: str) -> None:
-        self._console.print(Text(f"rollgen: {plain(message)}"), soft_wrap=True)
+        self._console.print(Text(f"rollgen: {brief(message, LINE)}"), soft_wrap=True)
 
 
 def _figures(stats: RunStats) -> str:
@@ -101,3 +103,13 @@ def _duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+@contextmanager
+def verifying() -> Iterator[Callable[[int, int], None]]:
+    """A bar of bytes on a terminal, nothing elsewhere: call what this gives with those that are done, and all."""
+    columns = (TextColumn("verifying"), BarColumn(bar_width=24), DownloadColumn(), TimeElapsedColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

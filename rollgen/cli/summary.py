@@ -9,13 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from rollgen.inert import LINE, brief
 from rollgen.inspect.estimate import describe
-from rollgen.inspect.terminal import plain, share
+from rollgen.inspect.terminal import share
 
 if TYPE_CHECKING:
     from rollgen.inspect.estimate import Estimate
     from rollgen.loop.report import RunStats
     from rollgen.preflight import Preflight
+
+_PROMPT_LINES = 200
+"""Lines of the first prompt that a dry run shows."""
 
 
 def print_summary(out: Path, stats: RunStats, *, as_json: bool) -> None:
@@ -24,7 +28,7 @@ def print_summary(out: Path, stats: RunStats, *, as_json: bool) -> None:
         typer.echo(json.dumps(_summary_json(out, stats)))
         return
     stored = stats.stored_before + stats.stored
-    typer.echo(f"{stored} of {stats.planned} samples stored in {plain(str(out))}")
+    typer.echo(f"{stored} of {stats.planned} samples stored in {brief(str(out), LINE)}")
     if stats.stored:
         typer.echo(
             f"this run: {stats.stored} samples, {stats.tokens:,} tokens at {stats.tokens_per_second:,.0f} tokens/s, "
@@ -39,7 +43,7 @@ def print_summary(out: Path, stats: RunStats, *, as_json: bool) -> None:
         typer.echo(f"the engine died or stalled and was started again: {stats.restarts} times")
     if stats.failed or stats.tombstones:
         typer.echo(
-            f"{stats.failed} samples failed, {stats.tombstones} of skipped rows: see {plain(str(out))}/failures/"
+            f"{stats.failed} samples failed, {stats.tombstones} of skipped rows: see {brief(str(out), LINE)}/failures/"
         )
     if stats.owed:
         typer.echo(f"{stats.owed} samples are still owed: run the same command with --resume")
@@ -60,7 +64,7 @@ def print_dry_run(preflight: Preflight, estimate: Estimate, *, as_json: bool, re
         )
         return
     for name, value in config.items():
-        typer.echo(f"{name} = {plain(json.dumps(value, ensure_ascii=False))}")
+        typer.echo(f"{name} = {brief(json.dumps(value, ensure_ascii=False))}")
     typer.echo(
         f"\n{summary.prompts - summary.tombstones} prompts, {summary.samples - summary.tombstone_samples} samples, "
         f"{summary.tombstones} rows skipped, "
@@ -73,8 +77,17 @@ def print_dry_run(preflight: Preflight, estimate: Estimate, *, as_json: bool, re
     for described in describe(estimate):
         typer.echo(described)
     if summary.first is not None:
-        typer.echo(f"\nfirst prompt, {plain(summary.first.prompt_id)}, as the model sees it:")
-        typer.echo("\n".join(plain(line) for line in (summary.first_text or "").split("\n")))
+        typer.echo(f"\nfirst prompt, {brief(summary.first.prompt_id)}, as the model sees it:")
+        typer.echo("\n".join(brief(line, LINE) for line in _first_lines(summary.first_text or "")))
+
+
+def _first_lines(text: str) -> list[str]:
+    """The lines of a prompt; of very many those at both ends."""
+    lines = text.split("\n")
+    if len(lines) <= _PROMPT_LINES:
+        return lines
+    half = _PROMPT_LINES // 2
+    return [*lines[:half], f"… {len(lines) - 2 * half:,} more lines, all of them with --json …", *lines[-half:]]
 
 
 def _summary_json(out: Path, stats: RunStats) -> dict[str, Any]:

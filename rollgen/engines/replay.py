@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from rollgen.config import RunConfig
 from rollgen.errors import UsageError
+from rollgen.inert import by_name, is_secret
 
 LOGITS_PROCESSOR_GROUP: Final = "vllm.logits_processors"
 
@@ -105,8 +106,8 @@ def check_untruncated(config: RunConfig) -> None:
 
 
 def identity_engine_args(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The engine arguments that decide the data; the rest only says how the work is done."""
-    return {name: value for name, value in arguments.items() if name not in _OPERATIONAL_ENGINE}
+    """The engine arguments that decide the data; the rest only says how the work is done. Paths by name: they move."""
+    return {name: by_name(value) for name, value in arguments.items() if name not in _OPERATIONAL_ENGINE}
 
 
 def _sampling_problems(arguments: Mapping[str, Any]) -> list[str]:
@@ -116,6 +117,7 @@ def _sampling_problems(arguments: Mapping[str, Any]) -> list[str]:
             raise UsageError(f"--sampling-arg {name}: rollgen sets this itself; use its own flag if there is one")
         if name in _REFUSED_SAMPLING and value:
             raise UsageError(f"--sampling-arg {name}: refused, {_REFUSED_SAMPLING[name]}")
+        _check_open("--sampling-arg", name, value)
         if (
             name in _REPLAYABLE_SAMPLING
             or name in _REFUSED_SAMPLING
@@ -133,11 +135,21 @@ def _engine_problems(arguments: Mapping[str, Any]) -> list[str]:
             raise UsageError(f"--engine-arg {name}: rollgen sets this itself; use its own flag if there is one")
         if name in _REFUSED_ENGINE and value:
             raise UsageError(f"--engine-arg {name}: refused, {_REFUSED_ENGINE[name]}")
+        _check_open("--engine-arg", name, value)
         if name == "speculative_config":
             _check_speculation(value)
         if not any(name in known for known in (_NUMERIC_ENGINE, _OPERATIONAL_ENGINE, _REFUSED_ENGINE)):
             problems.append(f"--engine-arg {name} is not known to leave sampling replayable")
     return problems
+
+
+def _check_open(flag: str, name: str, value: object) -> None:
+    """Refuse what a dataset would make public."""
+    if is_secret(name, value):
+        raise UsageError(
+            f"{flag} {name}: looks like a secret, which would be written into the dataset; set it in the environment "
+            "(HF_TOKEN, for instance)"
+        )
 
 
 def _check_speculation(value: object) -> None:

@@ -16,21 +16,24 @@ from rollgen.format.schema import (
     SUPPORT_LOGPROB_LIST,
     TOKEN_LIST,
 )
-from rollgen.rollouts import Completion
+from rollgen.rollouts import Completion, text_length
 
 MAX_ROW_GROUP_IDS = 1 << 26
 """Mask ids after which a row group is closed too, far below the 2^31 - 1 that list offsets can address."""
+MAX_ROW_GROUP_CHARACTERS = 1 << 26
+"""Of texts, after which it is closed as well: prompts of a megabyte with answers of one token fill no row group."""
 
 
 def split_row_groups(completions: Sequence[Completion]) -> Iterator[Sequence[Completion]]:
     """Consecutive runs of completions, each closed once it holds about ROW_GROUP_TOKENS generated tokens."""
-    start = tokens = ids = 0
+    start = tokens = ids = characters = 0
     for position, completion in enumerate(completions, 1):
         tokens += len(completion.token_ids)
         ids += len(completion.mask_ids)
-        if tokens >= ROW_GROUP_TOKENS or ids >= MAX_ROW_GROUP_IDS:
+        characters += text_length(completion)
+        if tokens >= ROW_GROUP_TOKENS or ids >= MAX_ROW_GROUP_IDS or characters >= MAX_ROW_GROUP_CHARACTERS:
             yield completions[start:position]
-            start, tokens, ids = position, 0, 0
+            start, tokens, ids, characters = position, 0, 0, 0
     if start < len(completions):
         yield completions[start:]
 

@@ -11,16 +11,17 @@ the line. A shard that is missing or damaged is retired by a second line (`"reti
 again; readers pass over retired files.
 
 Each writer holds `journal/<writer>.lock` while it lives, so leftovers under its name belong to a dead one and may be
-removed: by the next writer of that name, those of `rollgen compact` by any. The lock file says which part of the
-prompts it makes: live writers share one division into parts, and no two make the same one. Whoever starts or leaves
-does so under `journal/start-section.lock`, one at a time; who starts first completes a replacement of shards that was
-interrupted (`replacement.py`).
+removed: by the next writer of that name, those of `rollgen compact` by any, and those beside the manifest by a writer
+that is alone. The lock file says which part of the prompts it makes: live writers share one division into parts, and no
+two make the same one. Whoever starts or leaves does so under `journal/start-section.lock`, one at a time; who starts
+first completes a replacement of shards that was interrupted (`replacement.py`).
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import itertools
 import json
 import os
 import re
@@ -34,6 +35,7 @@ from typing import IO, NamedTuple, Self
 
 from rollgen.errors import ResumeRefused, UsageError
 from rollgen.format import replacement
+from rollgen.format.files import open_regular
 from rollgen.format.journal import (
     JournalLine,
     file_sha256,
@@ -98,7 +100,7 @@ class WriterSlot:
     `writer` matches `[A-Za-z0-9_]+`. Use as a context manager. Raises ResumeRefused when a writer of that name, or one
     whose part could hold the same prompts, is alive, UsageError when the directory cannot be written, and DatasetError
     when the journal is damaged or a replacement of shards was interrupted and cannot be completed. With `afresh` it
-    neither looks at what is there nor changes it: for a caller that will remove it all.
+    neither looks at what is there nor changes it: for a caller that will remove or mend it.
     """
 
     def __init__(self, directory: Path, writer: str, part: Part = WHOLE, *, afresh: bool = False) -> None:
@@ -140,8 +142,11 @@ class WriterSlot:
     def _come_back(self) -> None:
         """Complete what was decided, remove what was not, and go on after the last name."""
         replacement.complete(self.directory)
-        for writer in {self.writer, replacement.COMPACTOR} - self.others().keys():
-            _remove_leftovers(self.directory, writer)
+        others = self.others().keys()
+        for writer in {self.writer, replacement.COMPACTOR} - others:
+            _remove_leftovers(self.directory / DATA_DIR, f".tmp-{writer}-*")
+        if not others:  # else a manifest or a plan may be one of theirs
+            _remove_leftovers(self.directory, ".tmp-*")
         truncate_torn_tail(self._journal_path)
         self._sequence = self._next_sequence()
 
@@ -219,8 +224,8 @@ def check_writer_name(writer: str) -> None:
         raise UsageError(f"writer: {writer!r} is no name for a writer; use letters, digits and underscores")
 
 
-def _remove_leftovers(directory: Path, writer: str) -> None:
-    for path in (directory / DATA_DIR).glob(f".tmp-{writer}-*"):
+def _remove_leftovers(directory: Path, pattern: str) -> None:
+    for path in directory.glob(pattern):
         path.unlink()
 
 
@@ -288,7 +293,7 @@ def _lock_exclusively(file: IO[bytes]) -> bool:
 
 
 def _is_locked(path: Path) -> bool:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -304,9 +309,20 @@ def _read_part(path: Path) -> Part:
 
 def quarantine(directory: Path, shard: Path) -> Path:
     """Move a damaged shard out of `data/`. Nothing is deleted; its samples become owed."""
-    target_directory = directory / QUARANTINE_DIR
-    target_directory.mkdir(exist_ok=True)
-    target = target_directory / shard.name
+    target = quarantine_place(directory, shard, shard.name)
     shard.rename(target)
-    fsync_directory(target_directory)
+    fsync_directory(target.parent)
     return target
+
+
+def quarantine_place(directory: Path, path: Path, name: str) -> Path:
+    """A name in `quarantine/` for a file, made from `name`: a free one, or the one that the file has there already."""
+    place = directory / QUARANTINE_DIR
+    place.mkdir(exist_ok=True)
+    stem, suffix = name.split(".", 1)
+    names = itertools.chain([name], (f"{stem}.{number}.{suffix}" for number in itertools.count(1)))
+    return next(found for found in map(place.joinpath, names) if _is_free(found, path))
+
+
+def _is_free(place: Path, path: Path) -> bool:
+    return not os.path.lexists(place) or (place.exists() and place.samefile(path))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from rollgen.errors import DatasetError
-from rollgen.format.jsonlines import append_line, read_lines, truncate_torn_tail
+from rollgen.format.jsonlines import Count, Count32, append_line, read_lines, truncate_torn_tail
 from rollgen.format.schema import FAILURES_DIR
 
 Stage = Literal["input", "engine", "capture", "invariant"]
@@ -24,13 +24,13 @@ class Failure:
     """One sample that could not be made."""
 
     prompt_id: str
-    prompt_index: int
-    sample_index: int
+    prompt_index: Count
+    sample_index: Count32
     stage: Stage
     error: str
     time: str
     """UTC, ISO 8601."""
-    generation: int = 0
+    generation: Count32 = 0
     """Of a retry: which one."""
 
 

@@ -2,8 +2,8 @@
 
 Checked on arrival, in numpy, without a loop over tokens (about 0.1 us a token). The list, in the order it is checked:
 
-    1  at least one token and at most max_tokens; logprobs, supports and tokens have equal lengths; a storable finish
-       reason; a generation
+    1  at least one token and at most max_tokens; logprobs, supports and tokens have equal lengths; no more ids and
+       text than a row may have; a storable finish reason; a generation
     2  a support is empty (not truncated) exactly where sampling does not truncate
     3  support ids are strictly increasing and inside the model's vocabulary
     4  the sampled id is inside its support (inside the vocabulary, for an untruncated token)
@@ -18,8 +18,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from rollgen.rollouts import FINISH_REASONS, Completion
+from rollgen.rollouts import FINISH_REASONS, Completion, text_length
 
+MAX_IDS = 1 << 27
+"""Support ids of a row: 1,024 a token at 131,072 tokens."""
+MAX_CHARACTERS = 1 << 27
+"""Of a row's texts. Both keep its row group below what a reader accepts (`parquet.py`)."""
 SUM_TOLERANCE = 1e-4
 """Of the float32 probabilities of one support; the engines' own rounding is below 3e-7."""
 
@@ -45,6 +49,10 @@ def _lengths_problem(completion: Completion) -> str | None:
     offsets = completion.mask_offsets
     if len(offsets) != tokens + 1:
         return f"{len(offsets) - 1} supports for {tokens} tokens"
+    if len(completion.mask_ids) > MAX_IDS:
+        return f"{len(completion.mask_ids)} support ids, more than the {MAX_IDS} of a row"
+    if text_length(completion) > MAX_CHARACTERS:
+        return f"{text_length(completion)} characters of text, more than the {MAX_CHARACTERS} of a row"
     if offsets[0] != 0 or offsets[-1] != len(completion.mask_ids):
         return "support offsets do not span the support ids"
     if completion.finish_reason not in FINISH_REASONS:

@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rollgen.errors import DatasetError
-from rollgen.format.jsonlines import read_lines
+from rollgen.format.files import open_regular
+from rollgen.format.jsonlines import Count, read_lines
 from rollgen.format.schema import DATA_DIR, JOURNAL_DIR
 
-_SHARD_NAME = re.compile(r"part-(?P<writer>[A-Za-z0-9_]+)-(?P<sequence>\d{6,})\.parquet")
+_SHARD_NAME = re.compile(r"part-(?P<writer>[A-Za-z0-9_]+)-(?P<sequence>[0-9]{6,18})\.parquet")
 _HASH_CHUNK = 1 << 20
 RECORD_FILE = "replacement.json"
 
@@ -34,14 +35,14 @@ class JournalLine:
 
     file: str
     """Name inside `data/`."""
-    bytes: int
+    bytes: Count
     sha256: str
     footer_sha256: str
     """Of the Parquet footer (metadata, its length and the magic bytes): page checksums do not cover it."""
-    rows: int
-    tokens: int
+    rows: Count
+    tokens: Count
     """Generated tokens."""
-    mask_ids: int
+    mask_ids: Count
     retired: bool = False
     """The file is no longer part of the dataset: it was lost, set aside as damaged, or replaced."""
 
@@ -129,7 +130,7 @@ def totals(lines: Iterable[JournalLine]) -> Totals:
 
 def footer_sha256(path: Path) -> str:
     """SHA-256 of a Parquet file's footer: metadata, length and magic. Raises DatasetError when there is none."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         size = file.seek(0, os.SEEK_END)
         if size < 12:
             raise DatasetError(f"{path}: {size} bytes is too short for a Parquet file")
@@ -145,7 +146,7 @@ def footer_sha256(path: Path) -> str:
 def file_sha256(path: Path) -> str:
     """SHA-256 of a whole file, read in chunks."""
     sha256 = hashlib.sha256()
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while chunk := file.read(_HASH_CHUNK):
             sha256.update(chunk)
     return sha256.hexdigest()

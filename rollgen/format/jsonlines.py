@@ -2,6 +2,9 @@
 
 Whoever appends ends each line with a newline in the same write, so a line without one is an interrupted append: readers
 skip it, and the next writer cuts it off before it appends.
+
+JSON is taken strictly (`parse_object`), so that all readers see the same: no key twice, no NaN, no half of a surrogate
+pair, numbers of the type and range that the field has. Memory holds one line, of MAX_LINE_BYTES at most.
 """
 
 from __future__ import annotations
@@ -11,17 +14,26 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 
 from rollgen.errors import DatasetError
+from rollgen.format.files import open_regular
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 _Line = TypeVar("_Line", bound="DataclassInstance")
+
+Count = Annotated[int, Field(ge=0, lt=1 << 63)]
+Count32 = Annotated[int, Field(ge=0, lt=1 << 31)]
+"""Types of fields, by what the columns of the same meaning can hold."""
+
+MAX_LINE_BYTES: Final = 16 << 20
+_TAIL_BYTES: Final = 64 << 10
 
 
 def encode_line(line: DataclassInstance) -> bytes:
@@ -54,16 +66,48 @@ def read_lines(path: Path, kind: type[_Line]) -> Iterator[tuple[int, _Line]]:
 
 
 def parse_lines(path: Path, kind: type[_Line]) -> Iterator[tuple[int, _Line | None]]:
-    """The same for those who go on after damage: None for a damaged line."""
+    """The same for those who go on after damage: None for a damaged line, and for one that is too long, the last then.
+
+    Raises DatasetError for anything but a regular file.
+    """
     parser = TypeAdapter(kind)
-    with path.open("rb") as file:
-        for number, text in enumerate(file, 1):
+    with open_regular(path) as file:
+        for number, text in enumerate(iter(partial(file.readline, MAX_LINE_BYTES), b""), 1):
             if text.endswith(b"\n"):
                 try:
+                    parse_object(text)
                     line = parser.validate_json(text, strict=True)
-                except ValidationError:
+                except ValueError:
                     line = None
                 yield number, line
+            elif len(text) == MAX_LINE_BYTES:
+                yield number, None
+                return
+
+
+def parse_object(text: bytes) -> dict[str, Any]:
+    """A JSON object in which every reader finds the same. Raises ValueError that says what is wrong."""
+    try:
+        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+        json.dumps(value, ensure_ascii=False).encode()
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+    except UnicodeEncodeError:
+        raise ValueError("half of a surrogate pair") from None
+    if not isinstance(value, dict):
+        raise ValueError("not an object")
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise ValueError("a key occurs twice in one object")
+    return fields
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
 
 
 def _write_all(file: io.FileIO, content: bytes) -> None:
@@ -75,7 +119,14 @@ def truncate_torn_tail(path: Path) -> None:
     """Cut off a last line that has no newline. The caller is the file's only writer."""
     if not path.exists():
         return
-    content = path.read_bytes()
-    complete = content.rfind(b"\n") + 1
-    if complete != len(content):
-        os.truncate(path, complete)
+    with open_regular(path) as file:
+        size = end = file.seek(0, os.SEEK_END)
+        while end:
+            start = max(0, end - _TAIL_BYTES)
+            file.seek(start)
+            newline = file.read(end - start).rfind(b"\n")
+            end = start + newline + 1
+            if newline >= 0:
+                break
+    if end != size:
+        os.truncate(path, end)

@@ -17,12 +17,16 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rollgen.config import canonical_json, digest
 from rollgen.errors import DatasetError, ResumeRefused
+from rollgen.format.files import read_regular
+from rollgen.format.jsonlines import Count, Count32, parse_object
 from rollgen.format.schema import FORMAT_NAME, FORMAT_VERSION, MANIFEST_FILE, has_generation
 
 PLANLESS: Final = "planless"
 """Key of `identity`, true where prompts come one by one, so that there is no plan and nothing is owed."""
 _CHECKSUM: Final = "sha256"
 """Key of the manifest: SHA-256 of the canonical JSON of all its other keys."""
+MAX_MANIFEST_BYTES: Final = 16 << 20
+"""A start adds some 2 KB."""
 _FIX = "put it back from a copy, or start again with --clean"
 
 
@@ -36,7 +40,7 @@ class PromptSource(_Section):
     """One input file, by name only."""
 
     name: str
-    bytes: int
+    bytes: Count
     sha256: str
 
 
@@ -47,7 +51,7 @@ class ModelRecord(_Section):
     revision: str | None
     fingerprint: str
     dtype: str
-    context_length: int
+    context_length: Count32
 
 
 class EngineRecord(_Section):
@@ -66,8 +70,8 @@ class Attempt(_Section):
 
     started_at: str
     rollgen_version: str
-    n: int
-    limit: int | None
+    n: Count32
+    limit: Count | None
     prompts: list[PromptSource]
     operational: dict[str, Any]
     engine: EngineRecord
@@ -76,14 +80,14 @@ class Attempt(_Section):
 class Retry(_Section):
     """Samples that were made again with a larger max_tokens; `retry-<generation>.parquet` lists them."""
 
-    generation: int
+    generation: Count32
     """1, 2, ...: of the rows that this retry stores."""
     started_at: str
     where: dict[str, str]
     """Which samples were chosen: `{"finish_reason": "length"}`."""
-    max_tokens: int
+    max_tokens: Count32
     """As asked for; the list has the effective ones."""
-    samples: int
+    samples: Count
     """Rows of the list."""
     sha256: str | None = None
     """Of the list's file; None in a dataset of an older writer."""
@@ -102,9 +106,9 @@ class Manifest(_Section):
     capture: Literal["native", "logprobs", "none"]
     """How supports were read; `none` for a run that never truncates (all supports null)."""
     support_logprobs: bool
-    vocab_size: int
+    vocab_size: Count32
     """Of the model: mask ids lie below it. May exceed the tokenizer's."""
-    tokenizer_vocab_size: int
+    tokenizer_vocab_size: Count32
     model: ModelRecord
     tokenizer_sha256: str
     plan_sha256: str | None = None
@@ -125,19 +129,19 @@ def read_manifest(directory: Path) -> Manifest:
     """Parse and check `directory/rollgen.json`. Raises DatasetError when missing, damaged or of a later version."""
     path = directory / MANIFEST_FILE
     try:
-        raw = json.loads(path.read_bytes())
+        raw = parse_object(read_regular(path, MAX_MANIFEST_BYTES))
     except FileNotFoundError:
         raise DatasetError(f"{path}: not found; {directory} is not a rollgen dataset") from None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise DatasetError(f"{path}: not readable as JSON: {error}; {_FIX}") from None
-    if not isinstance(raw, dict) or raw.get("format") != FORMAT_NAME:
+    if raw.get("format") != FORMAT_NAME:
         raise DatasetError(f'{path}: not a rollgen manifest: "format" is not "{FORMAT_NAME}"')
     check_format_version(str(raw.get("format_version")), path)
     checksum = raw.pop(_CHECKSUM, None)
     if checksum is not None and checksum != digest(raw):
         raise DatasetError(f"{path}: {_CHECKSUM} is not that of its content: edited or damaged; {_FIX}")
     try:
-        manifest = Manifest.model_validate(raw)
+        manifest = Manifest.model_validate_json(canonical_json(raw), strict=True)
     except ValidationError as error:
         problem = error.errors()[0]
         place = ".".join(str(part) for part in problem["loc"])

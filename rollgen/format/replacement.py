@@ -33,6 +33,7 @@ from pydantic import TypeAdapter
 
 from rollgen.config import digest
 from rollgen.errors import DatasetError
+from rollgen.format.files import read_regular
 from rollgen.format.journal import (
     RECORD_FILE,
     JournalLine,
@@ -50,6 +51,7 @@ from rollgen.format.schema import DATA_DIR, JOURNAL_DIR, RETIRED_DIR
 
 COMPACTOR = "compact"
 """The writer whose shards hold what others have sampled: `rollgen compact`."""
+_MAX_RECORD_BYTES = 64 << 20
 _CHECKSUM = "sha256"
 """Key of the record: of the canonical JSON of the others."""
 _UNDONE = f"and each {DATA_DIR}/part-{COMPACTOR}-* that no journal line names"
@@ -166,7 +168,7 @@ def _temporary(data: Path, line: JournalLine) -> Path:
 
 def _read(path: Path) -> Replacement:
     """The record, sound and consistent in itself. Raises DatasetError."""
-    text = path.read_bytes()
+    text = read_regular(path, _MAX_RECORD_BYTES)
     replacement = _parse(text)
     problem = "damaged" if replacement is None else _problem(replacement)
     if replacement is None or problem is not None:

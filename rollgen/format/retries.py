@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 from rollgen.errors import DatasetError
 from rollgen.format.journal import file_sha256
 from rollgen.format.manifest import Manifest
+from rollgen.format.parquet import has_columns, open_parquet, translated
 from rollgen.format.reader import StoredShard, read_columns
 from rollgen.format.schema import RETRY_SCHEMA, retry_file, shard_schema
 
@@ -82,14 +83,11 @@ class RetryList:
     def read(cls, directory: Path, generation: int) -> Self:
         """The list of a dataset's retry. Raises DatasetError when it is missing, damaged or not such a list."""
         path = directory / retry_file(generation)
-        try:
-            table = pq.read_table(path, page_checksum_verification=True)
-        except FileNotFoundError:
-            raise DatasetError(f"{path}: not found, though the manifest lists this retry; {_FIX}") from None
-        except (OSError, pa.ArrowException) as error:
-            raise DatasetError(f"{path}: damaged: {' '.join(str(error).split())}; {_FIX}") from None
-        if not table.schema.equals(RETRY_SCHEMA):
-            raise DatasetError(f"{path}: not a list of retries: its columns are not those of format 1; {_FIX}")
+        with translated(str(path), "damaged", _FIX), open_parquet(path) as file:
+            if not has_columns(file.schema, RETRY_SCHEMA):
+                raise DatasetError(f"{path}: not a list of retries: its columns are not those of format 1; {_FIX}")
+            groups = [file.read(index, RETRY_SCHEMA.names) for index in range(len(file.groups))]
+        table = pa.concat_tables([RETRY_SCHEMA.empty_table(), *groups])
         retries = cls(generation, *(column.to_numpy() for column in table.columns))
         if not retries._is_valid():
             raise DatasetError(f"{path}: keys do not rise, or a value is out of range; {_FIX}")

@@ -11,15 +11,18 @@ import hashlib
 import json
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from rich import filesize
 
 from rollgen.directory import CARD_FILE
+from rollgen.errors import DatasetError
 from rollgen.format.schema import shard_schema
+from rollgen.inert import brief, shorten
 from rollgen.inspect.stats import dataset_stats
-from rollgen.inspect.terminal import number, plain, share, shorten
+from rollgen.inspect.terminal import number, share
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -88,26 +91,37 @@ MEANINGS: Final = {
     "metadata": "All other fields of the prompt's row, as the text of one JSON object.",
 }
 """The `meaning` of each column in `schema/v1/columns.json`."""
-_SPECIAL: Final = re.compile(r"([\\`*_\[\]|~$@:#])")
+_SPECIAL: Final = re.compile(r"([\\`*_\[\]|~$@:#]|(?<=www)\.)", re.IGNORECASE)
 """What starts inline markup, a table cell, a mention, a link or a formula on the usual hubs."""
 _SETTING: Final = 200
 
 
 def markdown(text: str) -> str:
-    """`text` as inline Markdown that shows it literally, on one line, also inside a table."""
-    escaped = _SPECIAL.sub(r"\\\1", plain(text))
+    """`text` as brief inline Markdown that shows it literally, on one line, also inside a table."""
+    escaped = _SPECIAL.sub(r"\\\1", brief(text))
     return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def write_card(directory: Path) -> None:
-    """Atomically write `directory/README.md` from what the dataset holds now; an edited one is left alone."""
+    """Atomically write `directory/README.md` from what the dataset holds now; an edited one is left alone.
+
+    Raises DatasetError when it cannot be written.
+    """
     card = directory / CARD_FILE
     if card.exists() and not _is_ours(card.read_text(encoding="utf-8", errors="replace")):
         return
     text = dataset_card(dataset_stats(directory))
     temporary = directory / f".tmp-{CARD_FILE}-{os.getpid()}"
-    temporary.write_text(text + _mark(text), encoding="utf-8")
-    os.replace(temporary, card)
+    try:
+        temporary.write_text(text + _mark(text), encoding="utf-8")
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise DatasetError(
+            f"{card}: cannot be written: {error.strerror or error}; what was sampled is stored, and the next run that "
+            "stores samples writes it"
+        ) from error
+    with suppress(FileNotFoundError):  # whoever started meanwhile took it for a leftover, and will write a newer one
+        os.replace(temporary, card)
 
 
 def dataset_card(stats: DatasetStats) -> str:

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
     from pathlib import Path
 
-    import pyarrow.parquet as pq
-
     from rollgen.format.reader import ShardReader, StoredDataset, StoredShard
 
 _KEY: Final = ("prompt_id", "sample_index", "generation")
@@ -112,19 +110,26 @@ def stored_rows(
     column, values = ("prompt_index", sorted(prompt_indices or ())) if by_index else ("prompt_id", sorted(prompt_ids))
     for shard in shards if values else ():
         with shard.open() as reader:
-            for index in range(reader.file.metadata.num_row_groups):
-                if may_hold(reader.file.metadata.row_group(index), column, values):
+            for index in range(len(reader.row_group_rows)):
+                if may_hold(reader.parquet.bounds(index, column), values):
                     yield from _matching(shard, reader, index, prompt_ids)
 
 
-def may_hold(row_group: pq.RowGroupMetaData, column: str, values: Sequence[Any]) -> bool:
-    """Whether the statistics of `column` allow any of the sorted `values`; without statistics everything is allowed."""
-    leaves = (row_group.column(place) for place in range(row_group.num_columns))
-    statistics = next(leaf for leaf in leaves if leaf.path_in_schema == column).statistics
-    if statistics is None or not statistics.has_min_max:  # pyarrow writes none for very long ids
-        return True
-    place = bisect_left(values, statistics.min)
-    return place < len(values) and bool(values[place] <= statistics.max)
+def may_hold(bounds: tuple[bytes, bytes] | None, values: Sequence[Any]) -> bool:
+    """Whether a column with these bounds (Parquet statistics) may hold one of the sorted `values`, text or int64.
+
+    Without bounds it may: pyarrow writes none for very long ids.
+    """
+    if bounds is None or not values:
+        return bounds is None
+    low, high = (_like(bound, values[0]) for bound in bounds)
+    place = bisect_left(values, low)
+    return place < len(values) and bool(values[place] <= high)
+
+
+def _like(bound: bytes, value: Any) -> Any:
+    """A bound as a value of this type. Text that is none, in a hostile file, is as good as any other."""
+    return bound.decode(errors="replace") if isinstance(value, str) else int.from_bytes(bound, "little", signed=True)
 
 
 def ranges(numbers: Sequence[int]) -> str:
@@ -199,5 +204,5 @@ def _some_ids(shards: Sequence[StoredShard]) -> pa.Array:
 def _each_id(shards: Sequence[StoredShard]) -> Iterator[str]:
     for shard in shards:
         with shard.open() as reader:
-            for index in range(reader.file.metadata.num_row_groups):
+            for index in range(len(reader.row_group_rows)):
                 yield from read_row_group(reader, index, ["prompt_id"])["prompt_id"].unique().to_pylist()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from rollgen.errors import UsageError
+from rollgen.errors import DatasetError, UsageError
 from rollgen.format.ragged import nested_ragged, ragged
 from rollgen.format.reader import open_dataset, read_row_group
 from rollgen.format.schema import PLAN_FILE
@@ -183,7 +183,7 @@ def _read_completion(location: Location) -> Completion:
     values: dict[str, Any] = {name: row[name][0].as_py() for name in (*_SCALARS, *_SAMPLING)}
     mask = nested_ragged(row["sampling_mask"])
     stored = "support_logprobs" in row.column_names
-    return Completion(
+    completion = Completion(
         sampling=Sampling(**{name: values.pop(name) for name in _SAMPLING}),
         **values,
         prompt_token_ids=ragged(row["prompt_token_ids"]).values,
@@ -193,3 +193,9 @@ def _read_completion(location: Location) -> Completion:
         mask_offsets=mask.offsets,
         support_logprobs=nested_ragged(row["support_logprobs"]).values if stored else None,
     )
+    if not len(completion.token_ids) == len(completion.logprobs) == len(completion.mask_offsets) - 1:
+        place = f"{location.shard.path}: row group {location.row_group}, row {location.row}"
+        raise DatasetError(
+            f"{place}: tokens, logprobs and masks differ in length; `rollgen verify` says what else is wrong"
+        )
+    return completion

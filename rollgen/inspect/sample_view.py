@@ -13,7 +13,8 @@ from rich.cells import cell_len, set_cell_size
 from rich.table import Table
 from rich.text import Text
 
-from rollgen.inspect.terminal import facts, line, number, plain
+from rollgen.inert import plain, shorten
+from rollgen.inspect.terminal import facts, line, number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -36,6 +37,10 @@ so that a dark one and a light one can show them; likely tokens, most of any tex
 SUPPORT_ROWS: Final = 40
 """Ids of a support that are shown."""
 _PROMPT_TAIL: Final = 800
+_TOKEN: Final = 512
+"""Characters of a token that are looked at: it is cut to the width of the terminal."""
+_NAME: Final = 80
+"""Characters of a token in the middle of a line, or of a support."""
 _JOINERS: Final = str.maketrans({"\u200c": "\\u200c", "\u200d": "\\u200d", " ": "␣"})
 _CARRIER: Final = "◌"
 """Carries a combining mark that begins a token, as in the Unicode charts."""
@@ -58,7 +63,7 @@ class Column(NamedTuple):
 
 def visible(text: str) -> str:
     """A token's text with nothing invisible in it: spaces and joiners are spelled out, a leading mark is carried."""
-    shown = plain(text).translate(_JOINERS)
+    shown = plain(shorten(text, _TOKEN)).translate(_JOINERS)
     return _CARRIER + shown if shown and not cell_len(shown[0]) else shown
 
 
@@ -215,11 +220,15 @@ def _support_table(support: Sequence[SupportId]) -> Table:
     for row in shown:
         probability = "" if row.logprob is None else f"{np.exp(row.logprob):.3%}"
         mark = "sampled" if row.sampled else ""
-        table.add_row(str(row.id), Text(visible(row.text)), probability, mark, style="bold" if row.sampled else "")
+        table.add_row(str(row.id), Text(_name(row.text)), probability, mark, style="bold" if row.sampled else "")
     if hidden := len(support) - len(shown):
         table.add_row("…", Text(f"{hidden:,} more ids; --json has all"), "", "")
     return table
 
 
 def _quoted(text: str) -> str:
-    return f"'{visible(text)}'"
+    return f"'{_name(text)}'"
+
+
+def _name(text: str) -> str:
+    return visible(shorten(text, _NAME))

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING
 
 from rollgen.errors import DatasetError
 from rollgen.format.journal import file_sha256
-from rollgen.format.reader import verify_shard
+from rollgen.format.reader import check_row_groups, verify_shard
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    import pyarrow.parquet as pq
 
     from rollgen.format.reader import StoredShard
 
@@ -36,10 +34,9 @@ def measure_shards(shards: Sequence[StoredShard]) -> FileStats:
     for shard in shards:
         _check_content(shard)
         with shard.open() as reader:
-            footer = reader.file.metadata
-            row_groups += footer.num_row_groups
-            for index in range(footer.num_row_groups):
-                column_bytes += _column_bytes(footer.row_group(index))
+            check_row_groups(reader)  # others that read this file next know no limits
+            row_groups += len(reader.row_group_rows)
+            column_bytes.update(reader.parquet.column_bytes())
     return FileStats(
         shards=len(shards),
         row_groups=row_groups,
@@ -57,12 +54,3 @@ def _check_content(shard: StoredShard) -> None:
             f"{shard.path}: damaged: not the bytes that were committed; "
             "`rollgen generate --resume` sets the shard aside and makes its samples again"
         )
-
-
-def _column_bytes(row_group: pq.RowGroupMetaData) -> Counter[str]:
-    """By top-level column, the first part of a leaf's path."""
-    sizes: Counter[str] = Counter()
-    for place in range(row_group.num_columns):
-        leaf = row_group.column(place)
-        sizes[leaf.path_in_schema.partition(".")[0]] += leaf.total_compressed_size
-    return sizes

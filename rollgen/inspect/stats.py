@@ -28,6 +28,7 @@ from rollgen.format.reader import open_dataset
 from rollgen.format.schema import DATA_DIR, PLAN_FILE, shard_schema
 from rollgen.inspect.failures import FailureStats, failure_stats
 from rollgen.inspect.shards import FileStats, measure_shards
+from rollgen.prompts.plan import Plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -41,7 +42,8 @@ LOGPROB_BINS: Final = 1024
 EXAMPLE_ROWS: Final = 64
 """Rows looked at for examples of different prompts."""
 EXAMPLES: Final = 3
-STOP_REASONS: Final = 8
+REASONS: Final = 8
+"""Finish reasons and stop reasons that are told, of each the most frequent: a dataset may hold any number."""
 SAMPLE: Final = ("prompt_index", "sample_index")
 SAMPLING_SETTINGS: Final = ("temperature", "top_k", "top_p", "min_p", "max_tokens", "seed")
 SHOWN_ELSEWHERE: Final = ("model", "revision", "dtype", "max_model_len", "capture", "support_logprobs")
@@ -92,7 +94,7 @@ class SampleStats:
     prompt_length: Distribution | None
     response_length: Distribution | None
     finish_reasons: dict[str, int]
-    """Samples by finish reason, most frequent first."""
+    """Samples by finish reason, the most frequent few (the format has three)."""
     stop_reasons: dict[str, int]
     """Samples by stop reason (JSON text), the most frequent few. End of sequence and length have none."""
     unreplayable: int
@@ -239,7 +241,7 @@ def _named(path: Path) -> Iterator[None]:
     """Turn what Polars raises into one line that names the file or directory it was reading."""
     try:
         yield
-    except pl.exceptions.PolarsError as error:
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         raise DatasetError(f"{path}: damaged, or not in the format: {' '.join(str(error).split())}") from None
 
 
@@ -323,8 +325,8 @@ def _sample_stats(rows: pl.LazyFrame, stored: pl.LazyFrame) -> SampleStats:
         ),
         _count(rows, "prompt_length"),
         _count(rows, "response_length"),
-        _count(rows, "finish_reason"),
-        _count(rows.drop_nulls("stop_reason"), "stop_reason").head(STOP_REASONS),
+        _count(rows, "finish_reason").head(REASONS),
+        _count(rows.drop_nulls("stop_reason"), "stop_reason").head(REASONS),
     )
     figures, (samples, tokens) = totals.row(0, named=True), everything.row(0)
     return SampleStats(
@@ -341,14 +343,16 @@ def _sample_stats(rows: pl.LazyFrame, stored: pl.LazyFrame) -> SampleStats:
 def _plan_stats(path: Path, stored: pl.LazyFrame, retries: Sequence[Retry]) -> PlanStats | None:
     if not path.exists():
         return None
-    usable, planned = pl.col("error").is_null(), pl.col("generation") == 0
+    planned = pl.col("generation") == 0
     counts = (
         stored.filter(planned)
         .group_by("prompt_id")
         .len()
         .select("prompt_id", pl.col("len").cast(pl.Int64).alias("stored"))
     )
-    plan = pl.scan_parquet(path, glob=False).select("prompt_id", pl.col("n").cast(pl.Int64), usable.alias("usable"))
+    planned_rows = Plan(path)
+    ids = planned_rows.prompt_ids(np.arange(planned_rows.prompts))
+    plan = pl.LazyFrame({"prompt_id": ids, "n": planned_rows.n.astype(np.int64), "usable": ~planned_rows.tombstone})
     owed = pl.col("n") - pl.col("stored").fill_null(0)
     figures = plan.join(counts, on="prompt_id", how="left").select(
         pl.col("usable").sum().alias("prompts"),

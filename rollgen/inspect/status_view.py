@@ -8,7 +8,7 @@ from rich import filesize
 from rich.table import Table
 from rich.text import Text
 
-from rollgen.inspect.terminal import duration, facts, line, plain, share
+from rollgen.inspect.terminal import duration, facts, line, share
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,7 +76,7 @@ def _writers(status: RunStatus) -> Table:
     for writer in alive_first[:_WRITERS]:
         counts = (f"{writer.shards:,}", f"{writer.samples:,}", f"{writer.tokens:,}", filesize.decimal(writer.bytes))
         alive = "yes" if writer.alive else "no"
-        table.add_row(Text(plain(writer.name)), alive, *counts, writer.last_commit or "none yet")
+        table.add_row(line(writer.name), alive, *counts, writer.last_commit or "none yet")
     if len(alive_first) > _WRITERS:
         table.add_row(f"and {len(alive_first) - _WRITERS:,} more")
     return table

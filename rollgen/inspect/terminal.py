@@ -1,13 +1,12 @@
 """The figures of a dataset on a terminal, or as plain text where there is none.
 
-Everything that comes from the data (ids, names, reasons, errors, texts) passes through `plain` and is printed as
-`rich.text.Text`, never as markup: a dataset cannot move the cursor, set a title, reorder a line or colour it.
+Everything that comes from the data (ids, names, reasons, errors, texts) passes through `rollgen.inert` and is printed
+as `rich.text.Text`, never as markup: a dataset cannot move the cursor, set a title, reorder a line or colour it.
 """
 
 from __future__ import annotations
 
 import json
-import unicodedata
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
@@ -15,6 +14,8 @@ from rich import filesize
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
+
+from rollgen.inert import brief, plain, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -24,27 +25,12 @@ if TYPE_CHECKING:
 Row = tuple[str, RenderableType]
 """A label and what stands beside it."""
 
-_JOINERS: Final = "\u200c\u200d"
-"""Zero-width (non-)joiners: invisible, harmless, and part of many scripts and emoji."""
 _BAR_WIDTH: Final = 32
 _COLUMNS: Final = 4
 _PROMPT_TAIL: Final = 160
 _TEXT_HEAD: Final = 240
 _SETTING: Final = 60
 _DOT: Final = " · "
-
-
-def plain(text: str) -> str:
-    """`text` with control, format (bidi), separator and unassigned characters spelled out: ESC becomes `\\x1b`."""
-    return "".join(map(_visible, text))
-
-
-def _visible(character: str) -> str:
-    if character.isprintable() or character in _JOINERS:
-        return character
-    if unicodedata.category(character) == "Zs":
-        return " "
-    return character.encode("unicode_escape").decode()
 
 
 def render(stats: DatasetStats, console: Console) -> None:
@@ -84,16 +70,9 @@ def duration(seconds: float) -> str:
     return str(timedelta(seconds=round(seconds)))
 
 
-def shorten(text: str, limit: int, *, tail: bool = False) -> str:
-    """The first (or last) `limit` characters of `text`, marked with an ellipsis where it was cut."""
-    if len(text) <= limit:
-        return text
-    return f"…{text[-limit:]}" if tail else f"{text[:limit]}…"
-
-
 def line(*parts: str) -> Text:
-    """The parts that are not empty, made plain, on one line."""
-    return Text(_DOT.join(plain(part) for part in parts if part))
+    """The parts that are not empty, made plain and brief, on one line."""
+    return Text(_DOT.join(brief(part) for part in parts if part))
 
 
 def _counts(counts: dict[str, int], whole: int) -> Text:

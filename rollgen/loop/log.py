@@ -1,27 +1,24 @@
 """`logs/<time>-<writer>.log`: what one attempt told its user, a line each, for whoever asks afterwards.
 
-A dataset travels, so absolute paths lose their directories here, and nothing of the environment is written. The lines
-before the run is established (a refused one leaves no trace) are held back and written then.
+A dataset travels, so lines are impersonal (`rollgen.inert.Discretion`): absolute paths lose their directories, and
+nothing of the environment is written. They are inert, so that a log can be shown on a terminal. The lines before the
+run is established (a refused one leaves no trace) are held back and written then.
 """
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
 from rollgen.format.manifest import Manifest
 from rollgen.format.schema import LOGS_DIR
+from rollgen.inert import LINE, Discretion, brief
 from rollgen.loop.report import Reporter, RunStats
 from rollgen.preflight import Preflight
 
 PROGRESS_SECONDS = 60.0
-_DIRECTORIES = re.compile(r"(?:file://|(?<![\w./-])(?<!:/))/(?:[^\s/:'\"]+/)+")
-"""The directories of an absolute path; a URL or a relative path has none."""
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 class RunLog:
@@ -30,11 +27,10 @@ class RunLog:
     The log is for people; that it cannot be written is an OSError like any other of this directory.
     """
 
-    def __init__(self, reporter: Reporter, writer: str, private: Iterable[Path] = ()) -> None:
-        """`private` directories are left out of paths by name: those with a space are not recognised otherwise."""
+    def __init__(self, reporter: Reporter, writer: str, discretion: Discretion) -> None:
         self._reporter = reporter
         self._writer = writer
-        self._private = sorted({f"{directory.absolute()}/" for directory in private} - {"/"}, key=len, reverse=True)
+        self._discretion = discretion
         self._held: list[str] = []
         self._file: IO[str] | None = None
         self._last_progress = 0.0
@@ -84,18 +80,11 @@ class RunLog:
         self._held.clear()
 
     def _write(self, message: str) -> None:
-        for directory in self._private:
-            message = message.replace(directory, "")
-        line = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {clean(message)}\n"
+        line = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {brief(self._discretion(message), LINE)}\n"
         if self._file is None:
             self._held.append(line)
         else:
             self._file.write(line)
-
-
-def clean(message: str) -> str:
-    """One line without absolute paths: `/a/b/out/x.parquet` becomes `x.parquet`."""
-    return _CONTROL.sub(lambda match: repr(match[0])[1:-1], _DIRECTORIES.sub("", message))
 
 
 def _totals(stats: RunStats) -> str:

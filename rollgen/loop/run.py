@@ -8,7 +8,7 @@ and again without making anything. A signal ends the run after committing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -19,20 +19,29 @@ from rollgen.config import EMBEDDED_MODEL, RunConfig
 from rollgen.directory import Holds, check_start, inspect_directory, remove_frame
 from rollgen.engines.base import Engine
 from rollgen.engines.requirements import check_vllm, native_cost
-from rollgen.errors import EngineError, UnfitEngine, UsageError
+from rollgen.errors import DatasetError, EngineError, UnfitEngine, UsageError
 from rollgen.format.commit import WriterSlot
 from rollgen.format.failures import FailureLog
 from rollgen.format.recovery import PlannedKeys, recover
 from rollgen.format.retries import RetryList, read_retries
 from rollgen.format.schema import PLAN_FILE
 from rollgen.format.writer import ShardWriter
+from rollgen.inert import Discretion
 from rollgen.loop.log import RunLog
 from rollgen.loop.owed import Owed
 from rollgen.loop.report import Reporter, RunStats
 from rollgen.loop.retry import check_condition, describe, plan_retry, select, split_config
 from rollgen.loop.sampling import MIN_FAILURES, Sampler
 from rollgen.loop.stop import Stop
-from rollgen.preflight import Preflight, check_engine, establish, establish_plan, plan_run, record_tombstones
+from rollgen.preflight import (
+    Preflight,
+    check_engine,
+    discretion_of,
+    establish,
+    establish_plan,
+    plan_run,
+    record_tombstones,
+)
 from rollgen.prompts.plan import Plan
 from rollgen.prompts.sources import PromptInput
 
@@ -120,16 +129,27 @@ def generate(
     plan_path = out / f".tmp-{WRITER}-plan.parquet"
     with WriterSlot(out, WRITER, afresh=clean) as slot:
         try:
-            inputs = [Path(file).parent for file in files if not isinstance(file, Mapping)]
-            with RunLog(reporter, WRITER, [out, out.parent, Path(), *inputs]) as log:
+            discretion = discretion_of(config, out, files)
+            with RunLog(reporter, WRITER, discretion) as log:
                 log.phase("check")  # the directory too: another run may have come and gone until the slot was ours
                 preflight, longer = start.plan(files, config, out, plan_path, progress=log.checked)
-                return asyncio.run(_Run(slot, preflight, log, longer).run(make_engine))
-        except BaseException:  # inside the slot: what is removed here is not another starter's
+                return asyncio.run(_Run(slot, preflight, log, discretion, longer).run(make_engine))
+        except BaseException as error:  # inside the slot: what is removed here is not another starter's
             plan_path.unlink(missing_ok=True)
             if created:
                 remove_frame(slot)
+            if isinstance(error, OSError):
+                raise _unwritable(out, error) from error
             raise
+
+
+def _unwritable(out: Path, error: OSError) -> DatasetError:
+    """What is written outside of shards and journals, which have words of their own."""
+    place = error.filename or out  # none when a file could be opened but not filled
+    return DatasetError(
+        f"{place}: cannot be read or written: {error.strerror or error}; make room or see to its permissions, then "
+        "continue with --resume"
+    )
 
 
 @dataclass(slots=True)
@@ -139,6 +159,7 @@ class _Run:
     slot: WriterSlot
     preflight: Preflight
     reporter: Reporter
+    discretion: Discretion
     longer: int = 0
     """max_tokens of a new retry; 0 when none is wanted."""
     stats: RunStats = field(default_factory=RunStats)
@@ -206,6 +227,7 @@ class _Run:
             engine=engine,
             writer=writer,
             failures=self._failures(),
+            discretion=self.discretion,
             owed=owed,
             stats=self.stats,
             reporter=self.reporter,

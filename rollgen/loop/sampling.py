@@ -18,6 +18,7 @@ from rollgen.errors import CaptureError, EngineError, TooManyFailures
 from rollgen.format.failures import FailureLog, Stage
 from rollgen.format.invariants import find_problem
 from rollgen.format.writer import ShardWriter
+from rollgen.inert import LINE, Discretion, brief
 from rollgen.loop.owed import Owed
 from rollgen.loop.report import Reporter, RunStats
 
@@ -26,11 +27,18 @@ MIN_FAILURES = 20
 """Of the default bound: so many samples may fail in the smallest run."""
 
 
-def record_failure(failures: FailureLog, request: SampleRequest, stage: Stage, error: str) -> None:
-    """A failure line for a request. Raises DatasetError when it cannot be written."""
+def record_failure(
+    failures: FailureLog, discretion: Discretion, request: SampleRequest, stage: Stage, error: str
+) -> None:
+    """A failure line for a request: one line of text that may travel. Raises DatasetError when it cannot be written."""
     prompt = request.prompt
     failures.record(
-        prompt.prompt_id, prompt.prompt_index, request.sample_index, stage, error, generation=request.generation
+        prompt.prompt_id,
+        prompt.prompt_index,
+        request.sample_index,
+        stage,
+        brief(discretion(error), LINE),
+        generation=request.generation,
     )
 
 
@@ -41,6 +49,8 @@ class Sampler:
     engine: Engine
     writer: ShardWriter
     failures: FailureLog
+    discretion: Discretion
+    """What of an engine's errors may be recorded."""
     owed: Owed
     stats: RunStats
     reporter: Reporter
@@ -97,7 +107,7 @@ class Sampler:
             self.stats.count(completion)
 
     def _failed(self, request: SampleRequest, stage: Stage, error: str) -> None:
-        record_failure(self.failures, request, stage, error)
+        record_failure(self.failures, self.discretion, request, stage, error)
         self.stats.failed += 1
         if self.stats.failed > self.max_failures:
             raise TooManyFailures(

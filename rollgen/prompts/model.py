@@ -8,10 +8,12 @@ then loaded at that commit, so that a branch that moves cannot mix two models.
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import transformers
@@ -19,6 +21,7 @@ from transformers import AutoConfig, AutoTokenizer
 from transformers.utils import cached_file
 
 from rollgen.errors import UsageError
+from rollgen.inert import by_name
 from rollgen.prompts.fingerprint import directory_fingerprint, tokenizer_sha256
 
 if TYPE_CHECKING:
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from rollgen.config import RunConfig
     from rollgen.rollouts import Int32Array
 
+_TOKENIZER_CONFIG = "tokenizer_config.json"
 _DTYPES = {
     "float32": "float32",
     "float": "float32",
@@ -82,10 +86,28 @@ class ModelInfo:
         """The `text` of a completion: its ids decoded, without special tokens."""
         return str(self.tokenizer.decode(token_ids, skip_special_tokens=True))
 
+    def save_tokenizer(self, directory: Path) -> None:
+        """The tokenizer's files, for a dataset: whatever path its checkpoint was saved with is not among them."""
+        with TemporaryDirectory() as scratch:  # the Rust library tells of a full disk in a bare Exception
+            self.tokenizer.save_pretrained(scratch)
+            path = Path(scratch) / _TOKENIZER_CONFIG
+            settings = json.loads(path.read_text(encoding="utf-8"))
+            kept = {name: by_name(value) if _may_be_path(name, value) else value for name, value in settings.items()}
+            path.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+            for source in filter(Path.is_file, Path(scratch).rglob("*")):
+                target = directory / source.relative_to(scratch)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(source.read_bytes())
+
     @property
     def chat_template_sha256(self) -> str | None:
         """SHA-256 (hex) of the chat template's text."""
         return hashlib.sha256(self.chat_template.encode()).hexdigest() if self.chat_template is not None else None
+
+
+def _may_be_path(setting: str, value: object) -> bool:
+    """Whether a setting of a tokenizer is a text and no token's: a token may look like a path."""
+    return isinstance(value, str) and not setting.endswith("_token")
 
 
 def load_model_info(config: RunConfig, model: str) -> ModelInfo:
@@ -96,16 +118,16 @@ def load_model_info(config: RunConfig, model: str) -> ModelInfo:
     dtype = _requested_dtype(config.dtype)
     if model.startswith("~"):
         model = str(Path(model).expanduser())
-    with _quiet_transformers():
-        commit = _resolve_commit(model, config.revision)
-        with _usage_errors(model, "the model's config"):
+    with quiet_transformers():
+        commit = resolve_commit(model, config.revision)
+        with usage_errors(model, "the model's config"):
             hf_config = AutoConfig.from_pretrained(model, revision=commit, trust_remote_code=config.trust_remote_code)
         source, revision = (model, commit) if config.tokenizer is None else (config.tokenizer, None)
-        with _usage_errors(source, "the tokenizer"):
+        with usage_errors(source, "the tokenizer"):
             tokenizer = AutoTokenizer.from_pretrained(
                 source, revision=revision, trust_remote_code=config.trust_remote_code
             )
-        with _usage_errors(source, "the chat template"):
+        with usage_errors(source, "the chat template"):
             chat_template = _chat_template(config.chat_template, tokenizer)
     text_config = hf_config.get_text_config()
     return ModelInfo(
@@ -123,33 +145,33 @@ def load_model_info(config: RunConfig, model: str) -> ModelInfo:
     )
 
 
-def _resolve_commit(model: str, revision: str | None) -> str | None:
-    """The commit of a Hugging Face model, or None for a local directory."""
+def resolve_commit(model: str, revision: str | None, *, flag: str = "--model") -> str | None:
+    """The commit of a Hugging Face model, None for a local directory. Raises UsageError naming `flag` for neither."""
     path = Path(model)
     if path.is_dir():
         if not (path / "config.json").is_file():
-            raise UsageError(f"{model}: no config.json in this directory; --model takes a model directory")
+            raise UsageError(f"{model}: no config.json in this directory; {flag} takes a model directory")
         return None
     if path.is_file():
-        raise UsageError(f"{model}: is a file; --model takes a model directory or a Hugging Face id")
+        raise UsageError(f"{model}: is a file; {flag} takes a model directory or a Hugging Face id")
     if path.is_absolute() or model.startswith(".") or model.count("/") > 1:
-        raise UsageError(f"{model}: no such model directory; check --model")
-    with _usage_errors(model, "the model"):
+        raise UsageError(f"{model}: no such model directory; check {flag}")
+    with usage_errors(model, "the model", check=f"{flag} and the revision"):
         snapshot = cached_file(model, "config.json", revision=revision)
     return Path(snapshot).parent.name  # .../snapshots/<commit>/config.json
 
 
 @contextmanager
-def _usage_errors(source: str, what: str) -> Iterator[None]:
+def usage_errors(source: str, what: str, *, check: str = "--model, --tokenizer and --revision") -> Iterator[None]:
     """Turn what transformers and huggingface_hub raise for input they cannot use into one UsageError."""
     try:
         yield
     except UsageError:
         raise
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except Exception as error:  # noqa: BLE001 (tokenizers raises nothing narrower, and files can make others raise all)
         reason = " ".join(str(error).split())
         short = reason if len(reason) <= 240 else reason[:237] + "..."
-        raise UsageError(f"{source}: cannot load {what} ({short}); check --model, --tokenizer and --revision") from None
+        raise UsageError(f"{source}: cannot load {what} ({short}); check {check}") from None
 
 
 def _requested_dtype(dtype: str) -> str | None:
@@ -198,14 +220,18 @@ def _chat_template(file: str | None, tokenizer: PreTrainedTokenizerBase) -> str 
 
 
 @contextmanager
-def _quiet_transformers() -> Iterator[None]:
-    """Keep transformers' advice about the model off stderr; its errors come as exceptions."""
+def quiet_transformers() -> Iterator[None]:
+    """Keep transformers' advice about the model and its bars off stderr; its errors come as exceptions."""
     verbosity, hub = transformers.logging.get_verbosity(), logging.getLogger("huggingface_hub")
-    level = hub.level
+    level, has_bars = hub.level, transformers.logging.is_progress_bar_enabled()
     transformers.logging.set_verbosity_error()
     hub.setLevel(logging.ERROR)  # it announces each of its retries
+    if has_bars:
+        transformers.logging.disable_progress_bar()
     try:
         yield
     finally:
         transformers.logging.set_verbosity(verbosity)
         hub.setLevel(level)
+        if has_bars:
+            transformers.logging.enable_progress_bar()

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rollgen.errors import DatasetError, ResumeRefused
+from rollgen.format.parquet import CheckedParquet, has_columns, open_parquet, translated
 from rollgen.format.schema import PLAN_SCHEMA, TOKEN_LIST
 from rollgen.rollouts import Prompt, Sampling
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 _SAMPLING_COLUMNS = ("temperature", "top_p", "top_k", "min_p", "max_tokens", "stop", "stop_token_ids")
 _REPEATING_COLUMNS = ["n", "seed", "temperature", "top_p", "min_p", "top_k", "max_tokens"]
-_FIX = "restore the file from a copy, or start again with --clean"
+_FIX = "--resume with the very command of the last start makes it again; else restore it from a copy"
 
 
 class PlanWriter:
@@ -74,9 +75,9 @@ class Plan:
     def __init__(self, path: Path) -> None:
         self.path = path
         with _open(path) as file:
-            groups = range(file.metadata.num_row_groups)
+            groups = range(len(file.groups))
             batches = [_read_group(path, file, group, ["prompt_index", "n", "error"]) for group in groups]
-        if not batches:
+        if not any(batch.num_rows for batch in batches):
             raise DatasetError(f"{path}: not a valid plan: it has no rows; {_FIX}")
         indices, self.n = (_concatenate(batches, name) for name in ("prompt_index", "n"))
         self.tombstone = _concatenate(batches, "error", pa.Array.is_valid)
@@ -101,8 +102,7 @@ class Plan:
         """The prompts from number `start` on, in order."""
         first = 0
         with _open(self.path) as file:
-            for group in range(file.metadata.num_row_groups):
-                rows = file.metadata.row_group(group).num_rows
+            for group, rows in enumerate(file.row_counts):
                 if first + rows > start:
                     batch = _read_group(self.path, file, group)
                     yield from _to_prompts(batch.slice(max(start - first, 0)))
@@ -113,8 +113,7 @@ class Plan:
         needed = np.unique(indices)
         parts, starts, first = [], [], 0
         with _open(self.path) as file:
-            for group in range(file.metadata.num_row_groups):
-                rows = file.metadata.row_group(group).num_rows
+            for group, rows in enumerate(file.row_counts):
                 if np.searchsorted(needed, first) != np.searchsorted(needed, first + rows):
                     parts.append(_read_group(self.path, file, group, ["prompt_id"]).column("prompt_id"))
                     starts.append(np.arange(first, first + rows))
@@ -122,10 +121,20 @@ class Plan:
         places = np.searchsorted(np.concatenate(starts), indices)
         return pa.concat_arrays(parts).take(pa.array(places))
 
+    def group_starts(self) -> npt.NDArray[np.int64]:
+        """int64 [row groups + 1]: the number of the first prompt of each, and that of all prompts."""
+        with _open(self.path) as file:
+            return np.concatenate([np.zeros(1, np.int64), np.cumsum(file.row_counts, dtype=np.int64)])
+
+    def group(self, number: int) -> pa.Table:
+        """One row group."""
+        with _open(self.path) as file:
+            return pa.Table.from_batches([_read_group(self.path, file, number)])
+
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The row groups, as they are."""
         with _open(self.path) as file:
-            for group in range(file.metadata.num_row_groups):
+            for group in range(len(file.groups)):
                 yield _read_group(self.path, file, group)
 
 
@@ -179,26 +188,22 @@ def _refuse_change(name: str, start: int, before: pa.RecordBatch, after: pa.Reco
     )
 
 
-def _open(path: Path) -> pq.ParquetFile:
-    """A checked handle: Parquet, with the columns of a plan."""
-    try:
-        file = pq.ParquetFile(path, page_checksum_verification=True)
-    except FileNotFoundError:
-        raise DatasetError(f"{path}: not found; {_FIX}") from None
-    except (OSError, pa.ArrowException) as error:
-        raise DatasetError(f"{path}: not readable as Parquet: {_one_line(error)}; {_FIX}") from None
-    if not file.schema_arrow.equals(PLAN_SCHEMA):
+def _open(path: Path) -> CheckedParquet:
+    """A checked handle: Parquet, with the columns of a plan. Others, of a later MINOR, are left alone."""
+    with translated(str(path), "not readable as Parquet", _FIX):
+        file = open_parquet(path)
+    if not has_columns(file.schema, PLAN_SCHEMA):
         file.close()
         raise DatasetError(f"{path}: not a plan: its columns are not those of format 1; {_FIX}")
     return file
 
 
-def _read_group(path: Path, file: pq.ParquetFile, group: int, columns: list[str] | None = None) -> pa.RecordBatch:
-    try:
-        table = file.read_row_group(group, columns)
-    except (OSError, pa.ArrowException) as error:
-        raise DatasetError(f"{path}: row group {group}: damaged: {_one_line(error)}; {_FIX}") from None
-    return table.combine_chunks().to_batches()[0]
+def _read_group(
+    path: Path, file: CheckedParquet, group: int, columns: Sequence[str] = PLAN_SCHEMA.names
+) -> pa.RecordBatch:
+    with translated(f"{path}: row group {group}", "damaged", _FIX):
+        table = file.read(group, columns)
+    return pa.record_batch([column.combine_chunks() for column in table.columns], schema=table.schema)
 
 
 def _concatenate(
@@ -233,7 +238,3 @@ def _to_prompts(batch: pa.RecordBatch) -> Iterator[Prompt]:
         sampling: dict[str, Any] = {name: values.pop(name) for name in _SAMPLING_COLUMNS}
         sampling |= {"stop": tuple(sampling["stop"]), "stop_token_ids": tuple(sampling["stop_token_ids"])}
         yield Prompt(token_ids=token_ids[offsets[row] : offsets[row + 1]], sampling=Sampling(**sampling), **values)
-
-
-def _one_line(error: Exception) -> str:
-    return str(error).split("\n", 1)[0]

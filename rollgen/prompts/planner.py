@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rollgen.errors import UsageError
+from rollgen.inert import LINE, brief
 from rollgen.prompts.ids import Duplicate, IdTable
 from rollgen.prompts.messages import Chat
 from rollgen.prompts.plan import PlanWriter
@@ -280,7 +281,7 @@ class _Planner:
             parameters.sampling,
             parameters.n,
             parameters.seed,
-            error=f"{line.short}: {problem}",
+            error=brief(f"{line.short}: {problem}", LINE),
         )
 
     def _count(self, row: Row, prompt: Prompt) -> None:

@@ -164,6 +164,13 @@ def test_a_row_group_is_closed_by_mask_ids_too(
     assert [len(group) for group in split_row_groups(rows)] == [1, 1, 1]
 
 
+def test_a_row_group_is_closed_by_text_too(make_completion: MakeCompletion, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts of a hundred characters with answers of one token: a bound of 250 is passed by the third row."""
+    rows = [make_completion(0, k, tokens=1, prompt="p" * 100, text=None, metadata=None) for k in range(7)]
+    monkeypatch.setattr(columns, "MAX_ROW_GROUP_CHARACTERS", 250)
+    assert [len(group) for group in split_row_groups(rows)] == [3, 3, 1]
+
+
 def test_no_rows_no_groups() -> None:
     """An empty sequence is cut into nothing."""
     assert list(split_row_groups([])) == []

@@ -257,3 +257,18 @@ def test_agrees_with_a_plain_loop(masks: list[list[int]], data: st.DataObject) -
         support_logprobs=None,
     )
     assert (find_problem(completion, 5) is None) is is_valid(completion, 5)
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [
+        ("MAX_IDS", "5 support ids, more than the 4 of a row"),
+        ("MAX_CHARACTERS", "6 characters of text, more than the 4"),
+    ],
+)
+def test_more_than_a_row_may_hold(monkeypatch: pytest.MonkeyPatch, limit: str, expected: str) -> None:
+    """It could be written, and no reader would take it."""
+    row = replace(VALID, text="ab", prompt="cd", metadata="{}")
+    assert find_problem(row, VOCAB_SIZE) is None
+    monkeypatch.setattr(f"rollgen.format.invariants.{limit}", 4)
+    assert (find_problem(row, VOCAB_SIZE) or "").startswith(expected)

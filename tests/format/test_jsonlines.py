@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollgen.errors import DatasetError
-from rollgen.format.jsonlines import append_line, read_lines, truncate_torn_tail
+from rollgen.format.jsonlines import MAX_LINE_BYTES, append_line, parse_object, read_lines, truncate_torn_tail
 
 
 @dataclass(frozen=True)
@@ -84,3 +84,45 @@ def test_keys_of_a_later_version_are_passed_over(tmp_path: Path) -> None:
     """A later MINOR version may add keys."""
     path = write(tmp_path / "log", b'{"name": "a", "value": 1, "more": [2]}\n')
     assert list(read_lines(path, Pair)) == [(1, Pair("a", 1))]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('{"a": 1, "a": 1}', "a key occurs twice"),
+        ('{"a": {"b": 1, "b": 2}}', "a key occurs twice"),
+        ('{"a": NaN}', "NaN is not JSON"),
+        ('{"a": -Infinity}', "-Infinity is not JSON"),
+        ('{"a": "\\ud800"}', "half of a surrogate pair"),
+        ('{"a": ' + "[" * 5000 + "]" * 5000 + "}", "nested too deep"),
+        ('{"a": ' + "9" * 5000 + "}", "Exceeds the limit"),
+        ("[1]", "not an object"),
+        ("", "Expecting value"),
+    ],
+    ids=lambda text: text[:20],
+)
+def test_objects_that_readers_could_take_differently(text: str, problem: str) -> None:
+    """Refused, and not read in one of several ways."""
+    with pytest.raises(ValueError, match=problem):
+        parse_object(text.encode())
+
+
+def test_a_line_that_does_not_end(tmp_path: Path) -> None:
+    """It is damage once it is longer than any line, whatever follows; what comes before it counts."""
+    path = tmp_path / "log"
+    append_line(path, Pair("a", 1), durable=False)
+    with path.open("ab") as file:
+        file.truncate(file.tell() + 3 * MAX_LINE_BYTES)
+    lines = read_lines(path, Pair)
+    assert next(lines) == (1, Pair("a", 1))
+    with pytest.raises(DatasetError, match="log:2: damaged line"):
+        next(lines)
+
+
+def test_a_long_torn_tail_is_cut_off(tmp_path: Path) -> None:
+    """Longer than what is looked at in one step; without any line the file is empty then."""
+    path = tmp_path / "log"
+    for start in (b"a\nb\n", b""):
+        path.write_bytes(start + b"x" * 200_000)
+        truncate_torn_tail(path)
+        assert path.read_bytes() == start

@@ -386,3 +386,36 @@ def test_a_manifest_without_page_checksums_is_refused(dataset: Path) -> None:
     path.write_text(json.dumps(manifest | {"page_checksums": False}))
     with pytest.raises(DatasetError, match="page_checksums is false"):
         open_dataset(dataset)
+
+
+def test_texts_that_are_not_utf8(tmp_path: Path) -> None:
+    """pyarrow does not look; whoever reads the text would fail later, far from the file."""
+    text = pa.array([b"\xff"] * 4, pa.binary()).view(pa.string())
+    table = make_table().set_column(SCHEMA.get_field_index("text"), SCHEMA.field("text"), text)
+    path = write(tmp_path / "x.parquet", table)
+    with open_shard(path) as shard:
+        assert read_row_group(shard, 0, ["prompt_id"]).num_rows == 2
+        with pytest.raises(DatasetError, match=r"x\.parquet: row group 0: .*: text: .*UTF8"):
+            read_row_group(shard, 0, ["text"])
+        with pytest.raises(DatasetError, match=r"row group 1: .*: text: "):
+            read_row_group(shard, 1)
+
+
+def test_texts_that_are_looked_up_too_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a dictionary holds counts as often as it is referred to: exactly, where the bound would be too much."""
+    monkeypatch.setattr("rollgen.format.parquet.MAX_DECODED_BYTES", 500_000)
+    short, long = "s", "l" * 50_000
+    for texts, is_read in (
+        (([short] * 19 + [long]) * 2, True),
+        (([short] * 9 + [long]) * 4, True),
+        ([long] * 40, False),
+    ):
+        table = pa.concat_tables([make_table()] * 10)
+        table = table.set_column(SCHEMA.get_field_index("metadata"), SCHEMA.field("metadata"), pa.array(texts))
+        with open_shard(write(tmp_path / "x.parquet", table, rows=40)) as shard:
+            if is_read:
+                assert read_row_group(shard, 0, ["metadata"])["metadata"].to_pylist() == texts
+                continue
+            # 40 * 50,000 looked up, and 50,004 of dictionary with a few bytes of headers and indices.
+            with pytest.raises(DatasetError, match=r"20500\d\d bytes once decoded; the limit is 500000"):
+                read_row_group(shard, 0, ["metadata"])

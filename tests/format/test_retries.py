@@ -56,7 +56,7 @@ def test_round_trip(tmp_path: Path, rows: list[tuple[int, int, int]]) -> None:
 
 def test_no_list(tmp_path: Path) -> None:
     """The manifest promised it."""
-    with pytest.raises(DatasetError, match=r"retry-1\.parquet: not found, though the manifest lists this retry; put"):
+    with pytest.raises(DatasetError, match=r"retry-1\.parquet: missing; put"):
         RetryList.read(tmp_path, 1)
 
 

@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from rollgen.format.columns import build_table
-from rollgen.format.pages import read_struct
 from rollgen.format.ragged import nested_ragged, ragged
 from rollgen.format.schema import FORMAT_VERSION, shard_schema
+from rollgen.format.thrift import I32, read_struct
 from rollgen.format.writer import build_row_groups, footer_metadata, write_parquet
 from rollgen.rollouts import Completion, Sampling
 
@@ -121,8 +121,8 @@ def test_pages_are_v1_with_a_checksum(shard: Path) -> None:
     content = shard.read_bytes()
     for leaf, chunk in column_chunks(shard).items():
         header, _ = read_struct(content[chunk.data_page_offset :][:256])
-        assert header[1] == 0, leaf
-        assert 4 in header, leaf
+        assert header[1 << 4 | I32] == 0, leaf
+        assert 4 << 4 | I32 in header, leaf
 
 
 def test_footer_explains_a_lone_shard(

@@ -110,7 +110,8 @@ def write_plan(directory: Path, samples: int) -> None:
     row |= {"stop_token_ids": [], "prompt_token_ids": [1]}
     rows = [{**row, "prompt_id": f"p{index}", "prompt_index": index, "n": samples} for index in range(PROMPTS)]
     rows.append({**row, "prompt_id": "bad", "prompt_index": PROMPTS, "n": 5, "error": "f:1: no prompt"})
-    pq.write_table(pa.Table.from_pylist(rows, schema=PLAN_SCHEMA), directory / PLAN_FILE)
+    plan = pa.Table.from_pylist(rows, schema=PLAN_SCHEMA)
+    pq.write_table(plan, directory / PLAN_FILE, write_page_checksum=True)
 
 
 def write_dataset(directory: Path, completions: list[Completion], record: Manifest) -> None:

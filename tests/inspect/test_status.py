@@ -89,7 +89,7 @@ def test_a_lost_plan(make_dataset: Callable[..., Any]) -> None:
     """What is owed cannot be told: that is said, and not that nothing is."""
     directory, _ = make_dataset(0)
     (directory / PLAN_FILE).unlink()
-    with pytest.raises(DatasetError, match=r"plan\.parquet: not found"):
+    with pytest.raises(DatasetError, match=r"plan\.parquet: missing"):
         run_status(directory)
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from rollgen.inspect.failures import ErrorCount, FailureStats
 from rollgen.inspect.stats import DatasetStats, Example, dataset_stats
-from rollgen.inspect.terminal import last_turn, number, plain, render, shorten
+from rollgen.inspect.terminal import last_turn, number, render
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,35 +25,6 @@ def shown(stats: DatasetStats, *, width: int = 80, terminal: bool = False) -> st
     console = Console(file=io.StringIO(), width=width, force_terminal=terminal, color_system=None)
     render(stats, console)
     return console.file.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("\x1b", r"\x1b"),
-        ("\x1b[31mred", r"\x1b[31mred"),
-        ("\x1b]0;title\x07", r"\x1b]0;title\x07"),
-        ("\x9b2J", r"\x9b2J"),
-        ("\u202eabc\u202c", r"\u202eabc\u202c"),
-        ("a\u2028b", r"a\u2028b"),
-        ("a\tb\nc\x00", r"a\tb\nc\x00"),
-        ("a\u00a0b\u3000c", "a b c"),
-        ("\U000e0041", r"\U000e0041"),
-        ("[red]x[/red]", "[red]x[/red]"),
-        ("héllo 👨‍👩‍👧 日本", "héllo 👨‍👩‍👧 日本"),
-    ],
-    ids=["esc", "csi", "osc", "c1", "bidi", "separator", "whitespace", "spaces", "tag", "markup", "printable"],
-)
-def test_plain_spells_out_what_is_not_visible(text: str, expected: str) -> None:
-    """Letters, emoji and brackets stay; everything that could act on a terminal becomes an escape."""
-    assert plain(text) == expected
-
-
-def test_plain_leaves_no_control_or_format_character() -> None:
-    """Over all of Unicode, only the two joiners of scripts and emoji are left of the invisible characters."""
-    everything = "".join(map(chr, [*range(0xD800), *range(0xE000, 0x110000)]))
-    left = {c for c in plain(everything) if unicodedata.category(c) in {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}}
-    assert left == {"\u200c", "\u200d"}
 
 
 @pytest.mark.parametrize("terminal", [False, True])
@@ -115,11 +86,6 @@ def test_run_without_shards_renders(empty_dataset: Path) -> None:
 def test_last_turn(prompt: str, expected: str) -> None:
     """Of a chat the last message, of anything else all."""
     assert last_turn(prompt) == expected
-
-
-def test_shorten_marks_the_cut() -> None:
-    """The head of a text, the tail of a prompt, and nothing where it fits."""
-    assert (shorten("abcdef", 3), shorten("abcdef", 3, tail=True), shorten("abc", 3)) == ("abc…", "…def", "abc")
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM
 
 import rollgen as rg
 from rollgen.rollouts import sample_seed
+from rollgen.verify.recompute import recompute
 
 pytestmark = pytest.mark.vllm
 
@@ -166,6 +167,16 @@ def test_supports_and_logprobs_are_the_models_own(rows: list[Row], tiny_model: P
             if row["prompt_id"] not in ("full", "narrow"):
                 certain, possible = _truncate(step, -1e-4), _truncate(step, 1e-4)
                 assert certain <= set(mask) <= possible
+
+
+def test_recomputed_kl_is_exact(dataset: Path, tiny_model: Path) -> None:
+    """Support logprobs are stored, but not for two untruncated samples. Equal policies are 0 nats apart."""
+    found = recompute(dataset, str(tiny_model))
+    assert (found.samples, found.same_checkpoint, found.problem()) == (20, True, None)
+    assert found.kl_estimator == "mixed"
+    assert abs(found.kl) < 1e-6
+    assert found.with_masks.max_abs < 1e-4
+    assert found.without_masks.mean_ratio < 0.95
 
 
 def _truncate(logits: torch.Tensor, slack: float) -> set[int]:

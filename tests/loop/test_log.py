@@ -10,7 +10,6 @@ from models.fake_engine import FakeEngine
 from models.runs import Runs
 
 from rollgen.errors import EngineError, UsageError
-from rollgen.loop.log import clean
 
 LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ \S.*")
 
@@ -48,22 +47,6 @@ def test_a_refused_start_leaves_none(runs: Runs) -> None:
     with pytest.raises(UsageError):
         runs(prompt_column="nowhere")
     assert not runs.out.exists()
-
-
-@pytest.mark.parametrize(
-    ("message", "logged"),
-    [
-        ("/home/me/out/data/part-w0-000001.parquet: damaged", "part-w0-000001.parquet: damaged"),
-        ("a/b/c.jsonl:3: no prompt", "a/b/c.jsonl:3: no prompt"),
-        ("see https://host/a/b and '/etc/secret/key'", "see https://host/a/b and 'key'"),
-        ("two\nlines, \x1b[31mred", "two\\nlines, \\x1b[31mred"),
-        ("12 tokens/s, 3/4 done", "12 tokens/s, 3/4 done"),
-        ("error:/home/me/x/y, file:///home/me/z", "error:y, z"),
-    ],
-)
-def test_lines_are_single_and_travel(message: str, logged: str) -> None:
-    """No absolute path, no control character."""
-    assert clean(message) == logged
 
 
 def test_directories_with_spaces_are_left_out(runs: Runs) -> None:

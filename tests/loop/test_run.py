@@ -185,6 +185,26 @@ def test_a_changed_prompt_is_not_continued(runs: Runs) -> None:
         runs(resume=True)
 
 
+@pytest.mark.parametrize("damage", ["gone", "cut", "flipped"])
+def test_a_lost_plan_is_made_again_from_the_same_prompts(runs: Runs, damage: str) -> None:
+    """The manifest knows its hash: the same prompts give the same file, and others do not pass for them."""
+    runs(FakeEngine(broken=frozenset({(1, 0)})))
+    path = runs.out / PLAN_FILE
+    content = path.read_bytes()
+    if damage == "gone":
+        path.unlink()
+    elif damage == "cut":
+        path.write_bytes(content[:-9])
+    else:
+        path.write_bytes(content[:200] + bytes([content[200] ^ 1]) + content[201:])
+    with pytest.raises(DatasetError, match=r"plan\.parquet: .*--resume with the very command of the last start"):
+        runs(resume=True, n=3)
+    stats = runs(resume=True)
+    assert (stats.stored_before, stats.stored) == (9, 1)
+    assert path.read_bytes() == content
+    assert sorted(runs.stored()) == keys(5, 2)
+
+
 def test_a_run_is_not_overwritten(runs: Runs) -> None:
     """Neither flag: refused, naming both; both flags: refused; nothing is touched."""
     runs()

@@ -69,13 +69,13 @@ def test_pages_are_checksummed(tmp_path):
     content = bytearray(path.read_bytes())
     content[column.data_page_offset + column.total_compressed_size - 3] ^= 1
     path.write_bytes(content)
-    with pytest.raises(DatasetError, match=r"plan\.parquet: row group 1: damaged: .*--clean"):
+    with pytest.raises(DatasetError, match=r"plan\.parquet: row group 1: damaged: .*--resume"):
         list(plan)
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "not found"), (b"", "not readable as Parquet"), (b"PAR1 and then nothing", "not readable as Parquet")],
+    [(None, "missing"), (b"", "not readable as Parquet"), (b"PAR1 and then nothing", "not readable as Parquet")],
     ids=["missing", "empty", "garbage"],
 )
 def test_unreadable_files_are_dataset_errors(tmp_path, content, message):
@@ -83,7 +83,7 @@ def test_unreadable_files_are_dataset_errors(tmp_path, content, message):
     path = tmp_path / "plan.parquet"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(DatasetError, match=rf"plan\.parquet: {message}.*; restore the file"):
+    with pytest.raises(DatasetError, match=rf"plan\.parquet: {message}.*; --resume with the very"):
         Plan(path)
 
 
@@ -101,6 +101,25 @@ def test_another_schema_is_a_dataset_error(tmp_path):
     path = tmp_path / "plan.parquet"
     pq.write_table(pa.table({"a": [1]}), path)
     with pytest.raises(DatasetError, match="its columns are not those of format 1"):
+        Plan(path)
+
+
+def test_columns_of_a_later_minor_are_left_alone(tmp_path):
+    """Whatever they are called and hold; the planned rows are the same."""
+    path = tmp_path / "plan.parquet"
+    before = list(write(path, [prompt(0), prompt(1)]))
+    table = pq.read_table(path).append_column("difficulty", pa.array([{"a": [0.5]}, None]))
+    pq.write_table(table, path, write_page_checksum=True)
+    assert [row.prompt_id for row in Plan(path)] == [row.prompt_id for row in before]
+    assert next(Plan(path).batches()).schema.equals(PLAN_SCHEMA)
+
+
+def test_pages_without_checksums_are_refused(tmp_path):
+    """Damage would go unseen."""
+    path = tmp_path / "plan.parquet"
+    write(path, [prompt(0)])
+    pq.write_table(pq.read_table(path), path)
+    with pytest.raises(DatasetError, match=r"row group 0: damaged: .* carries no checksum"):
         Plan(path)
 
 

@@ -1,0 +1,34 @@
+"""`rollgen repair`: damage is set aside, and the journal made again from the shards."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rollgen.cli.options import check_dataset_directory
+
+
+def repair(
+    directory: Annotated[Path, typer.Argument(help="Dataset directory.", metavar="DIR", show_default=False)],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done; change nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
+) -> int:
+    """Set damaged shards aside in quarantine/ and make the journal again from the sound ones. Deletes nothing. Exit 1
+    when something is left that this cannot mend. Not while a run writes there."""
+    from rollgen.cli.progress import verifying
+    from rollgen.verify.repair import repair_dataset
+    from rollgen.verify.terminal import describe_repair
+
+    check_dataset_directory(directory)
+    with verifying() as progress:
+        outcome = repair_dataset(directory, dry_run=dry_run, progress=progress)
+    verification = outcome.verification
+    if verification is not None and verification.is_clean and outcome.changes:
+        from rollgen.inspect.card import write_card
+
+        write_card(directory)
+    typer.echo(json.dumps(outcome.to_json(), indent=2) if as_json else "\n".join(describe_repair(outcome)))
+    return 0 if verification is None or verification.is_clean else 1

@@ -1,0 +1,70 @@
+"""`rollgen verify`: is a dataset what it was when it was made?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rollgen.cli.options import check_dataset_directory
+from rollgen.errors import UsageError
+
+
+def verify(
+    directory: Annotated[Path, typer.Argument(help="Dataset directory.", metavar="DIR", show_default=False)],
+    recompute: Annotated[
+        str | None,
+        typer.Option(
+            help="Compute the log-probabilities of stored samples again with this Hugging Face model, a directory or "
+            "an id: the proof that the dataset replays, with masks and, beside it, without.",
+            metavar="MODEL",
+            show_default=False,
+        ),
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(help="Of how many samples that is done; 0 is all. Default: 64.", metavar="N", show_default=False),
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            help="Where that runs: cpu, cuda, cuda:1. Default: CUDA if there is a device.", show_default=False
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
+) -> int:
+    """Verify every byte, page and token of a dataset, and its plan. Changes nothing. Exit 1 when anything is wrong."""
+    from rollgen.cli.progress import verifying
+    from rollgen.verify.dataset import verify_dataset
+    from rollgen.verify.terminal import describe
+
+    check_dataset_directory(directory)
+    _check_recompute(recompute, limit, device)
+    with verifying() as progress:
+        outcome = verify_dataset(directory, progress=progress)
+    lines, recomputed = [], None
+    if recompute is not None and outcome.is_clean:
+        from rollgen.verify import recompute as again
+
+        recomputation = again.recompute(
+            directory, recompute, limit=64 if limit is None else limit or None, device=device
+        )
+        outcome = outcome.with_problem("recompute", recomputation.problem())
+        lines, recomputed = again.describe(recomputation), recomputation.to_json()
+    if as_json:
+        typer.echo(json.dumps(outcome.to_json() | {"recompute": recomputed}, indent=2))
+    else:
+        typer.echo("\n".join([*lines, *describe(outcome)]))
+    if recompute is not None and recomputed is None:
+        typer.echo("not recomputed: that needs a dataset in which nothing is wrong", err=True)
+    return 0 if outcome.is_clean else 1
+
+
+def _check_recompute(recompute: str | None, limit: int | None, device: str | None) -> None:
+    """Raise UsageError for options that would do nothing, or cannot be."""
+    if recompute is None and not (limit is None and device is None):
+        raise UsageError("--limit and --device are for --recompute MODEL")
+    if limit is not None and limit < 0:
+        raise UsageError("--limit: give a number of samples, or 0 for all")

@@ -1,0 +1,200 @@
+"""Rows against the plan: nothing twice, nothing that was not asked for, everything as it was asked for.
+
+A row's place in the plan (`prompt_index`, `sample_index`, `generation`) says what else it must hold: the prompt, the
+sampling parameters, the seed that the hash of section 9 of `schema/SPEC.md` gives, the length that a retry allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rollgen.format.retries import RetryList
+from rollgen.format.row_groups import RowGroupCache
+from rollgen.prompts.plan import Plan
+from rollgen.prompts.single import id_number
+from rollgen.rollouts import sample_seed
+from rollgen.verify.rows import Violation
+
+if TYPE_CHECKING:
+    from rollgen.rollouts import Int64Array
+
+    Bools = npt.NDArray[np.bool_]
+
+_COMPARED: Final = ("prompt_id", "prompt_token_ids", "prompt", "metadata")
+_SAMPLING: Final = ("temperature", "top_p", "min_p", "top_k")
+
+
+class Keys(NamedTuple):
+    """Which sample each row holds."""
+
+    prompt_index: Int64Array
+    sample_index: npt.NDArray[np.int32]
+    generation: npt.NDArray[np.int32]
+
+    @classmethod
+    def of(cls, table: pa.Table) -> Keys:
+        """Of a table that has these columns."""
+        return cls(*(table[name].to_numpy() for name in cls._fields))
+
+    @classmethod
+    def joined(cls, parts: Sequence[Keys]) -> Keys:
+        """One after the other."""
+        none = cls(np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros(0, np.int32))
+        return cls(*(np.concatenate(column) for column in zip(none, *parts, strict=True)))
+
+    def take(self, places: npt.NDArray[Any]) -> Keys:
+        """Those at these places, or where bool [N] says so."""
+        return Keys(self.prompt_index[places], self.sample_index[places], self.generation[places])
+
+    def name(self, row: int) -> str:
+        """One of them in words."""
+        prompt, sample, generation = (column[row] for column in self)
+        return f"prompt {prompt}, sample {sample}" + (f", generation {generation}" if generation else "")
+
+    def order(self) -> Int64Array:
+        """int64 [N]: places in rising order of the keys, equal ones as they stand."""
+        order: Int64Array = np.lexsort((self.generation, self.sample_index, self.prompt_index))
+        return order
+
+    def steps(self) -> npt.NDArray[np.int64]:
+        """int64 [N - 1]: the sign of each key less the one before: 0 where a key is there twice in a row."""
+        step = np.zeros(max(len(self.prompt_index) - 1, 0), np.int64)
+        for column in self:  # compared, because differences of damaged numbers may overflow
+            step = np.where(step == 0, (column[1:] > column[:-1]).astype(np.int64) - (column[1:] < column[:-1]), step)
+        return step
+
+
+class Planned:
+    """What was asked for, row groups of the plan at hand as they are needed.
+
+    `retries` are the lists that could be read, from the oldest on. Whether rows of later generations were asked for,
+    and how long they may be, is not judged.
+    """
+
+    def __init__(self, plan: Plan, retries: Sequence[RetryList]) -> None:
+        self.plan = plan
+        self.retries = retries
+        self.numbers = [retry.numbers(plan.offsets) for retry in retries]
+        """Of each retry, int64 [R], rising: its samples, numbered as `Plan.offsets` does."""
+        self._starts = plan.group_starts()
+        self._groups = RowGroupCache(plan.group)
+
+    def check(self, table: pa.Table) -> Iterator[Violation]:
+        """What is wrong with rows of a shard, as far as the plan knows."""
+        keys = Keys.of(table)
+        known = self.is_planned(keys) | (self._is_in_plan(keys) & (keys.generation > len(self.retries)))
+        if not known.all():
+            row = int(known.argmin())
+            yield Violation(
+                "unplanned", row, None, f"{keys.name(row)} is not in the plan", int(np.count_nonzero(~known))
+            )
+        rows = np.flatnonzero(known)
+        if not rows.size:
+            return
+        stored = table if known.all() else table.take(rows)
+        for violation in self._check_known(stored, keys.take(rows)):
+            yield replace(violation, row=int(rows[violation.row]))
+
+    def is_planned(self, keys: Keys) -> Bools:
+        """bool [N]: which rows were asked for. A skipped row of the input has no samples."""
+        known = self._is_in_plan(keys)
+        for generation in np.unique(keys.generation[keys.generation != 0]).tolist():
+            rows = np.flatnonzero(known & (keys.generation == generation))
+            known[rows] = self._places(generation, keys.take(rows)) >= 0
+        return known
+
+    def _is_in_plan(self, keys: Keys) -> Bools:
+        """The same, whatever the generation."""
+        prompt, sample, plan = keys.prompt_index, keys.sample_index, self.plan
+        known: Bools = (prompt >= 0) & (prompt < plan.prompts) & (sample >= 0)
+        known[known] &= (sample[known] < plan.n[prompt[known]]) & ~plan.tombstone[prompt[known]]
+        return known
+
+    def _places(self, generation: int, keys: Keys) -> Int64Array:
+        """Where samples of the plan are in the list of a retry; -1 where it has them not."""
+        listed = self.numbers[generation - 1] if 0 < generation <= len(self.numbers) else np.zeros(0, np.int64)
+        numbers = self.plan.offsets[keys.prompt_index] + keys.sample_index
+        places = np.searchsorted(listed, numbers)
+        found = places < len(listed)
+        found[found] = listed[places[found]] == numbers[found]
+        return np.where(found, places, -1)
+
+    def _check_known(self, table: pa.Table, keys: Keys) -> Iterator[Violation]:
+        planned = self._rows(keys.prompt_index)
+        for name in _COMPARED:
+            bad = _differ(table[name], planned[name])
+            if bad.any():
+                yield _mismatch("mismatch", bad, f"{name} is not the plan's")
+        for name in _SAMPLING:
+            stored = table[name].to_numpy()
+            with np.errstate(over="ignore"):  # what is too large for a row's type is not what the row holds
+                bad = stored != planned[name].to_numpy().astype(stored.dtype)
+            if bad.any():
+                row = int(bad.argmax())
+                yield _mismatch("mismatch", bad, f"{name} is {stored[row]}, the plan says {planned[name][row]}")
+        stored, wanted = table["max_tokens"].to_numpy(), self._max_tokens(planned, keys)
+        bad = (stored != wanted) & (wanted >= 0)
+        if bad.any():
+            row = int(bad.argmax())
+            yield _mismatch("mismatch", bad, f"max_tokens is {stored[row]}, {wanted[row]} was asked for")
+        yield from _check_seeds(table, planned["seed"].to_pylist())
+
+    def _max_tokens(self, planned: pa.Table, keys: Keys) -> npt.NDArray[np.int32]:
+        """int32 [N]: of the plan, and of the lists of retries; -1 where that cannot be told."""
+        wanted: npt.NDArray[np.int32] = planned["max_tokens"].to_numpy().copy()
+        for generation in np.unique(keys.generation[keys.generation > 0]).tolist():
+            rows = np.flatnonzero(keys.generation == generation)
+            if generation > len(self.retries):
+                wanted[rows] = -1
+            else:
+                wanted[rows] = self.retries[generation - 1].max_tokens[self._places(generation, keys.take(rows))]
+        return wanted
+
+    def _rows(self, prompt_index: Int64Array) -> pa.Table:
+        """The plan's rows of these prompts."""
+        groups = np.searchsorted(self._starts, prompt_index, side="right") - 1
+        needed = np.unique(groups)
+        table = pa.concat_tables([self._groups[group] for group in needed.tolist()])
+        starts = np.concatenate([[0], np.cumsum(np.diff(self._starts)[needed])])[:-1]
+        at = np.searchsorted(needed, groups)
+        return table.take(prompt_index - self._starts[groups] + starts[at])
+
+
+def check_planless(table: pa.Table) -> Iterator[Violation]:
+    """Without a plan a row's `prompt_index` derives from its id."""
+    ids = table["prompt_id"].combine_chunks().dictionary_encode()
+    numbers = np.array([id_number(prompt_id) for prompt_id in ids.dictionary.to_pylist()], np.int64)
+    bad = table["prompt_index"].to_numpy() != numbers[ids.indices.to_numpy()]
+    if bad.any():
+        yield _mismatch("mismatch", bad, "prompt_index is not the number of its prompt_id")
+
+
+def _check_seeds(table: pa.Table, seeds: Sequence[int]) -> Iterator[Violation]:
+    rows = zip(seeds, table["prompt_id"].to_pylist(), table["sample_index"].to_pylist(), strict=True)
+    wanted = np.array([sample_seed(*row) for row in rows], np.int64)
+    bad = table["seed"].to_numpy() != wanted
+    if bad.any():
+        yield _mismatch("seed", bad, f"the seed is not {wanted[bad.argmax()]}, the hash that the plan's seed gives")
+
+
+def _mismatch(kind: Any, bad: Bools, problem: str) -> Violation:
+    return Violation(kind, int(bad.argmax()), None, problem, int(np.count_nonzero(bad)))
+
+
+def _differ(stored: pa.ChunkedArray, planned: pa.ChunkedArray) -> Bools:
+    """bool [N]: rows with other values, of texts or of lists of numbers."""
+    if stored.equals(planned):
+        return np.zeros(len(stored), np.bool_)
+    if pa.types.is_list(stored.type):
+        pairs = zip(stored, planned, strict=True)
+        return np.array([one.values is None or not one.values.equals(other.values) for one, other in pairs], np.bool_)
+    same = pc.fill_null(pc.equal(stored, planned), False).to_numpy(zero_copy_only=False)
+    differ: Bools = ~(same | (stored.is_null().to_numpy() & planned.is_null().to_numpy()))
+    return differ

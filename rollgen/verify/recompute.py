@@ -1,0 +1,337 @@
+"""log pi of the sampled tokens once more, by another implementation: does the dataset replay?
+
+A Hugging Face model runs over stored sequences, in the dtype that sampled, and gives log pi_theta of every sampled
+token as a trainer would see it: normalised over the stored supports, and beside it over the full vocabulary, as without
+masks. With the checkpoint that sampled pi_theta is pi_old, so each importance ratio pi_theta / pi_old has to be 1, but
+for rounding, with masks. Another checkpoint is named as such: then the ratios measure how far the policy has moved.
+Below float32 the same weights also run in float32: the distance between the two passes is the noise of that dtype
+(`recomputation.py` has the figures and the verdict).
+
+    KL(pi_old || pi_theta) = sum over the support of pi_old (log pi_old - log pi_theta)   with stored support_logprobs
+                           ~ ratio - 1 - delta, at the sampled token   else: "k3" of Schulman, "Approximating KL
+                                                                       Divergence" (2020)
+
+Memory is bounded in the number of samples and in their length: weights (with the float32 ones 6 bytes a parameter for
+bfloat16), LOGITS_BYTES of logits, and the keys and values of one sequence. All sums are float64.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+import pyarrow.compute as pc
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from rollgen.errors import DatasetError, UsageError
+from rollgen.format.manifest import Manifest
+from rollgen.loader import Rollout, RolloutBatch, RolloutDataset, collate
+from rollgen.loader.index import open_index
+from rollgen.ops import Support, support_logprobs
+from rollgen.prompts.fingerprint import directory_fingerprint
+from rollgen.prompts.model import quiet_transformers, resolve_commit, usage_errors
+from rollgen.verify.recomputation import OUTSIDE, Drift, Recomputation, describe
+
+if TYPE_CHECKING:
+    from rollgen.rollouts import Int64Array
+
+__all__ = ["Recomputation", "describe", "recompute"]
+
+LOGITS_BYTES: Final = 1 << 29
+"""Of the logits of one forward pass, counted as float32."""
+MAX_TOKENS: Final = 4096
+"""In one forward pass, padding included: activations count too where the vocabulary is small."""
+_WINDOW: Final = 64
+"""Samples that are sorted by length, against padding."""
+_FLAG: Final = "--recompute"
+_DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def recompute(directory: Path, model: str, *, limit: int | None = 64, device: str | None = None) -> Recomputation:
+    """Compare stored log-probabilities with those of `model`, a local directory or a Hugging Face id.
+
+    Of `limit` samples, spread evenly over the current rows that can be replayed; None for all. `device` as torch names
+    it; default: CUDA where there is one, else the CPU. Raises UsageError for a device that is not there, a model that
+    cannot be had, read or held in memory, or has fewer ids than the dataset, and for a dataset without such rows;
+    DatasetError for a damaged one.
+    """
+    if limit is not None and limit < 1:
+        raise UsageError(f"limit: must be 1 sample or more, or None for all, not {limit}")
+    dataset = RolloutDataset(directory, allow_unreplayable=True)
+    numbers = _replayable(directory, dataset)
+    if not len(numbers):
+        raise UsageError(f"{directory}: no sample to recompute: it has {len(dataset)}, and none can be replayed")
+    count = len(numbers) if limit is None else min(limit, len(numbers))
+    chosen = numbers[np.arange(count) * len(numbers) // count]
+    where = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    _check_device(where)
+    with quiet_transformers(), torch.no_grad(), _in_memory(where):
+        policy = _load(model, dataset.manifest, where)
+        comparison = _Comparison(policy.model, is_exact=dataset.manifest.model.dtype == "float32")
+        for batch in _batches(_checked(directory, dataset, chosen), comparison.at_once):
+            comparison.add(batch.to(where))
+    return comparison.result(policy, samples=count, unreplayable=len(dataset) - len(numbers), device=where)
+
+
+def _check_device(device: str) -> None:
+    """Raise UsageError for one that torch does not know, or cannot use here."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # what torch raises depends on its build
+        reason = str(error).partition("\n")[0]
+        raise UsageError(f"--device: {device!r} cannot be used here ({reason}); give another, like cpu") from None
+
+
+def _replayable(directory: Path, dataset: RolloutDataset) -> Int64Array:
+    """int64, rising: the numbers of the samples that can be replayed."""
+    rows = open_index([directory], filter=pc.field("replayable")).rows
+    if len(rows) == len(dataset):
+        return np.arange(len(dataset))
+    return np.searchsorted(open_index([directory], allow_unreplayable=True).rows, rows)
+
+
+def _checked(directory: Path, dataset: RolloutDataset, numbers: Int64Array) -> Iterator[Rollout]:
+    """These samples. Raises DatasetError for an id that the model would look up outside its vocabulary."""
+    for number in numbers.tolist():
+        rollout = dataset[number]
+        ids = torch.cat([rollout.prompt_ids, rollout.token_ids])
+        if ids.min() < 0 or ids.max() >= dataset.vocab_size:
+            raise DatasetError(
+                f"{directory}: {rollout.prompt_id!r}, sample {rollout.sample_index}: a token id is outside the model's "
+                f"vocabulary of {dataset.vocab_size}; run `rollgen verify` to see where, then `rollgen repair`"
+            )
+        yield rollout
+
+
+def _batches(rollouts: Iterator[Rollout], at_once: int) -> Iterator[RolloutBatch]:
+    """Samples of like length, up to `at_once` tokens with padding; a sample that is longer than that alone."""
+    while window := sorted(islice(rollouts, _WINDOW), key=_length):
+        held: list[Rollout] = []
+        for rollout in window:
+            if held and (len(held) + 1) * _length(rollout) > at_once:
+                yield collate(held)
+                held = []
+            held.append(rollout)
+        yield collate(held)
+
+
+def _length(rollout: Rollout) -> int:
+    return len(rollout.prompt_ids) + len(rollout.token_ids)
+
+
+class _Policy(NamedTuple):
+    """A model in evaluation mode, and what the report says about it."""
+
+    model: PreTrainedModel
+    name: str
+    same_checkpoint: bool
+    dtype: str
+
+
+def _load(model: str, manifest: Manifest, device: str) -> _Policy:
+    """`model` in the dtype of the dataset; by the name in the manifest, at the commit in the manifest."""
+    dtype = _DTYPES.get(manifest.model.dtype)
+    if dtype is None:
+        raise UsageError(
+            f"{_FLAG}: samples of dtype {manifest.model.dtype!r} cannot be recomputed, only of {', '.join(_DTYPES)}"
+        )
+    if model.startswith("~"):
+        model = str(Path(model).expanduser())
+    commit = resolve_commit(model, manifest.model.revision if model == manifest.model.name else None, flag=_FLAG)
+    fingerprint = commit or directory_fingerprint(Path(model))
+    with usage_errors(model, "the model's config", check=_FLAG):
+        config = AutoConfig.from_pretrained(model, revision=commit, trust_remote_code=False)
+    if getattr(config, "quantization_config", None) is not None:
+        raise UsageError(f"{model}: quantised weights are computed in another way here; give {_FLAG} the original ones")
+    width = config.get_text_config().vocab_size
+    if width < manifest.vocab_size:
+        raise UsageError(
+            f"{model}: a vocabulary of {width} ids, the dataset has {manifest.vocab_size}; give {_FLAG} the model that "
+            f"sampled, {manifest.model.name!r}, or one trained from it"
+        )
+    return _Policy(
+        _load_weights(model, commit, dtype).to(device),
+        name=model if commit else Path(model).resolve().name,
+        same_checkpoint=fingerprint == manifest.model.fingerprint,
+        dtype=manifest.model.dtype,
+    )
+
+
+def _load_weights(model: str, commit: str | None, dtype: torch.dtype) -> PreTrainedModel:
+    """Every weight as stored. transformers would fill in those it does not find with random numbers, and go on."""
+    with usage_errors(model, "the model", check=_FLAG):
+        loaded, report = AutoModelForCausalLM.from_pretrained(
+            model,
+            revision=commit,
+            dtype=dtype,
+            trust_remote_code=False,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+        if absent := sorted(report["missing_keys"]) + sorted(name for name, *_ in report["mismatched_keys"]):
+            raise ValueError(f"{len(absent)} weights are missing or of another shape, the first of them {absent[0]}")
+    policy: PreTrainedModel = loaded.eval()
+    return policy
+
+
+@contextmanager
+def _in_memory(device: str) -> Iterator[None]:
+    """Turn running out of a device's memory into one line. Raises UsageError."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise UsageError(
+            f"{_FLAG}: the model does not fit into the memory of {device}: free some, or give --device cpu"
+        ) from None
+
+
+class _Comparison:
+    """Runs a model over batches and sums up how far it is from what they hold."""
+
+    def __init__(self, model: PreTrainedModel, *, is_exact: bool) -> None:
+        self._model = model
+        self._twin: PreTrainedModel | None = None if is_exact else copy.deepcopy(model).float()
+        self._masked, self._full, self._noise = _Tally(), _Tally(), _Tally()
+        self._kl, self._exact_tokens = 0.0, 0
+        self._lowest_temperature = math.inf
+
+    @property
+    def at_once(self) -> int:
+        """Tokens of one forward pass."""
+        width: int = self._model.config.get_text_config().vocab_size
+        return max(1, min(MAX_TOKENS, LOGITS_BYTES // (4 * width)))
+
+    def add(self, batch: RolloutBatch) -> None:
+        """A batch on the model's device."""
+        scores = _score(self._model, batch, self.at_once)
+        old = batch.logprobs.flatten()[batch.response_places].double()
+        delta = scores.masked - old
+        self._masked.add(delta)
+        self._full.add(scores.full - old)
+        self._add_kl(batch, delta, scores.listed)
+        self._lowest_temperature = min(self._lowest_temperature, float(batch.temperature.min()))
+        if self._twin is not None:
+            self._noise.add(scores.masked - _score(self._twin, batch, self.at_once).masked)
+
+    def _add_kl(self, batch: RolloutBatch, delta: Tensor, listed: Tensor) -> None:
+        stored = batch.stored_support_logprobs
+        estimated = torch.expm1(delta) - delta
+        if stored is not None:
+            old = stored.double()
+            self._kl += float((old.exp() * (old - listed)).sum())
+            is_full = batch.support.lengths == 0
+            self._exact_tokens += int((~is_full).sum())
+            estimated = estimated[is_full]
+        self._kl += float(estimated.sum())
+
+    def result(self, policy: _Policy, *, samples: int, unreplayable: int, device: str) -> Recomputation:
+        """After the last batch."""
+        tokens = self._masked.tokens
+        return Recomputation(
+            model=policy.name,
+            same_checkpoint=policy.same_checkpoint,
+            dtype=policy.dtype,
+            device=device,
+            samples=samples,
+            unreplayable=unreplayable,
+            tokens=tokens,
+            lowest_temperature=self._lowest_temperature,
+            with_masks=self._masked.drift(),
+            without_masks=self._full.drift(),
+            kl=self._kl / tokens,
+            kl_estimator="exact" if self._exact_tokens == tokens else "mixed" if self._exact_tokens else "k3",
+            noise_floor=None if self._twin is None else self._noise.drift(),
+        )
+
+
+class _Tally:
+    """Sums over tokens; of ratios those of ratio - 1, so that no digits are lost near 1."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self._excess, self._squares, self._abs, self._outside = 0.0, 0.0, 0.0, 0
+        self._max_abs = 0.0
+
+    def add(self, delta: Tensor) -> None:
+        """float64 [N]"""
+        excess = torch.expm1(delta)
+        self.tokens += delta.numel()
+        self._excess += float(excess.sum())
+        self._squares += float(excess.square().sum())
+        self._abs += float(delta.abs().sum())
+        self._outside += int((excess.abs() > OUTSIDE).sum())
+        self._max_abs = float(np.maximum(self._max_abs, float(delta.abs().max())))  # NaN stays
+
+    def drift(self) -> Drift:
+        """Of the tokens added, one at least."""
+        mean = self._excess / self.tokens
+        return Drift(
+            mean_ratio=1 + mean,
+            standard_error=math.sqrt(max(0.0, self._squares / self.tokens - mean**2) / self.tokens),
+            mean_abs=self._abs / self.tokens,
+            max_abs=self._max_abs,
+            share_outside=self._outside / self.tokens,
+        )
+
+
+class _Scores(NamedTuple):
+    """float64 log-probabilities under a model, at the temperature of each token."""
+
+    masked: Tensor
+    """[N], of the sampled tokens, over their supports."""
+    full: Tensor
+    """[N], of the sampled tokens, over the vocabulary."""
+    listed: Tensor
+    """[nnz], of every id of the supports, over these."""
+
+
+def _score(model: PreTrainedModel, batch: RolloutBatch, at_once: int) -> _Scores:
+    """Over a batch on the model's device."""
+    places, targets = batch.response_places - 1, batch.response_ids()
+    temperature = batch.response_temperature()
+    parts = []
+    for start, logits in _forward(model, batch, at_once):
+        edges = torch.tensor([start, start + len(logits)], device=places.device)
+        tokens = slice(*torch.searchsorted(places, edges).tolist())
+        rows = places[tokens] - start
+        parts.append(_score_rows(logits, batch.support[tokens], targets[tokens], temperature[tokens], rows))
+    return _Scores(*(torch.cat(same) for same in zip(*parts, strict=True)))
+
+
+def _score_rows(logits: Tensor, support: Support, targets: Tensor, temperature: Tensor, rows: Tensor) -> _Scores:
+    """Of tokens whose raw logits are `rows` [N] of `logits` [M, V]."""
+    found = support_logprobs(logits, support, targets, temperature, rows=rows, kept_mass=True)
+    assert found.log_kept_mass is not None
+    masked = found.logprobs.double()
+    # Any two ids of a support: log pi_v - log pi_a = (z_v - z_a) / T.
+    token = support.rows()
+    ahead = logits[rows[token], support.ids.long()].double() - logits[rows, targets].double()[token]
+    listed = masked[token] + ahead / temperature[token]
+    return _Scores(masked, masked + found.log_kept_mass.double(), listed)
+
+
+def _forward(model: PreTrainedModel, batch: RolloutBatch, at_once: int) -> Iterator[tuple[int, Tensor]]:
+    """Raw logits [M, V] of consecutive places of `input_ids`, flattened, and the first of these places.
+
+    A single sequence of more than `at_once` tokens goes through in parts, which see the ones before as keys and values.
+    Padding is on the right, where causal attention never looks: no mask is needed for it.
+    """
+    sequences, length = batch.input_ids.shape
+    if sequences * length <= at_once:
+        yield 0, model(input_ids=batch.input_ids, use_cache=False).logits.flatten(0, 1)
+        return
+    assert sequences == 1
+    past = None
+    for start in range(0, length, at_once):
+        part = batch.input_ids[:, start : start + at_once]
+        output = model(input_ids=part, past_key_values=past, use_cache=True)
+        past = output.past_key_values
+        yield start, output.logits[0]
