@@ -50,7 +50,7 @@ def read_rows(path: Path, label: str) -> Iterator[bytes]:
                 for row in _to_objects(batch.cast(schema), f"{label}: rows {first} to {first + batch.num_rows - 1}"):
                     yield json.dumps(row, ensure_ascii=False).encode()
                 first += batch.num_rows
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:  # names of columns may not be UTF-8 either
         reason = str(error).split("\n", 1)[0]
         raise UsageError(f"{label}: not readable as Parquet ({reason}); copy or write the file again") from None
 

@@ -421,4 +421,3 @@ def _switch(directory: Path, path: Path, content: bytes) -> None:
         fsync_directory(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
-
