@@ -166,9 +166,12 @@ def read_row_group(
     """
     names = shard.schema.names if columns is None else list(columns)
     stored = [name for name in names if name in shard.stored] or [_ALWAYS_STORED]
+    try:
+        schema = pa.schema([shard.schema.field(name) for name in names])
+    except KeyError as error:
+        raise DatasetError(f"{shard.path}: {error.args[0]}, though the manifest says so: edited or damaged") from None
     with _translated(f"{shard.path}: row group {index}"):
         table = shard.parquet.read(index, stored, use_threads=use_threads)
-        schema = pa.schema([shard.schema.field(name) for name in names])
         return _normalised(_filled(table, schema), schema)
 
 

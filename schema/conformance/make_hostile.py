@@ -339,6 +339,9 @@ RECORDS = {
     ),
     "manifest-identity": _manifest("an identity of another digest", change.manifest(identity={"top_k": 5})),
     "manifest-no-checksums": _manifest("page_checksums is false", change.manifest(page_checksums=False)),
+    "manifest-support-logprobs": Case(
+        "support_logprobs is true, and no shard has the column", change.manifest(support_logprobs=True), kind="footer"
+    ),
     "manifest-other-vocabulary": Case(
         "a vocabulary of 8: ids in all shards are beyond", change.manifest(vocab_size=8), kind="ids"
     ),

@@ -78,6 +78,15 @@ def test_a_column_name_must_be_unique(tmp_path):
         list(read_rows(path, "p"))
 
 
+def test_a_column_name_that_is_not_utf8(tmp_path):
+    """Found by changing files at random."""
+    path = tmp_path / "p.parquet"
+    pq.write_table(pa.table({"prompt": ["x"]}), path, store_schema=False)
+    path.write_bytes(path.read_bytes().replace(b"prompt", b"pr\xffmpt"))
+    with pytest.raises(UsageError, match="p: not readable as Parquet"):
+        list(read_rows(path, "p"))
+
+
 def test_rows_of_many_groups_come_in_order(tmp_path):
     """1000 rows in groups of 300, read 256 at a time."""
     rows = rows_of(tmp_path / "p.parquet", pa.array(range(1000)), row_group_size=300)
