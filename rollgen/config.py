@@ -61,7 +61,7 @@ class RunConfig(BaseModel):
     tokenizer: Annotated[str | None, Key("identity", panel="Model")] = Field(
         None, description="Tokenizer, if not the model's own."
     )
-    trust_remote_code: Annotated[bool, Key("identity", panel="Model")] = Field(
+    trust_remote_code: Annotated[bool, Key("operational", panel="Model")] = Field(
         False, description="Run Python code that ships with the model."
     )
     dtype: Annotated[str, Key("identity", panel="Model")] = Field(

@@ -4,7 +4,8 @@
     ├── UsageError              exit 2   a flag, a config key or an input row is wrong; raised before a model loads
     ├── ResumeRefused           exit 4   a run or a state is not what this would continue, or the run is alive
     ├── DatasetError            exit 1   a dataset directory or file is damaged, missing or not rollgen's
-    │   └── MissingFile         exit 1   it is not there: removed, replaced, or never copied
+    │   ├── MissingFile         exit 1   it is not there: removed, replaced, or never copied
+    │   └── Unreadable          exit 1   the machine could not read it: nothing is known about its content
     ├── EngineError             exit 1   the inference engine could not start, died or stalled
     │   └── UnfitEngine         exit 1   it runs but cannot give what was asked for: starting it again would not help
     ├── CaptureError            exit 1   one completion came back without an exact, complete support
@@ -47,6 +48,10 @@ class MissingFile(DatasetError):
     """A file of a dataset is not there: nothing that skipping damage could make up for."""
 
 
+class Unreadable(DatasetError):
+    """The machine failed, not the file: memory ran out, the disk or a permission refused. Neither damaged nor sound."""
+
+
 class EngineError(RollgenError):
     """The engine could not start, or died. What was finished is committed; the rest is owed to `--resume`."""
 
@@ -68,6 +73,7 @@ class TooManyFailures(RollgenError):
 
 
 EXIT_CODES_HELP = (
-    "Exit codes: 0 done · 1 failed · 2 usage or bad input (before any model loads) · 3 done, but some samples "
-    "failed · 4 resume refused, or another run is writing there · 130/143 interrupted, finished samples committed."
+    "Exit codes: 0 done · 1 failed, or (verify, repair) something is wrong · 2 usage, bad input or a model that "
+    "cannot be had (before any model loads) · 3 done, but some samples failed · 4 resume refused, or another run is "
+    "writing there · 130/143 interrupted, finished samples committed."
 )

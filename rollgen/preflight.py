@@ -41,9 +41,7 @@ from rollgen.prompts.plan import Plan, check_growth
 from rollgen.prompts.planner import PlanSummary, write_plan
 from rollgen.prompts.sources import PromptInput
 
-_REPLACED_KEYS = frozenset(
-    "model revision tokenizer trust_remote_code chat_template dtype max_model_len capture engine_arg".split()
-)
+_REPLACED_KEYS = frozenset("model revision tokenizer chat_template dtype max_model_len capture engine_arg".split())
 """Identity fields of RunConfig that the identity records by content instead of by name."""
 
 

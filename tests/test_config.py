@@ -21,7 +21,7 @@ from rollgen.errors import UsageError
 
 KINDS = {
     "identity": {
-        *("model", "revision", "tokenizer", "trust_remote_code", "dtype", "max_model_len"),
+        *("model", "revision", "tokenizer", "dtype", "max_model_len"),
         *("temperature", "top_k", "top_p", "min_p", "max_tokens", "seed", "stop", "stop_token_ids"),
         *("sampling_arg", "allow_unreplayable", "capture", "support_logprobs"),
         *("prompt_column", "id_column", "chat", "system_prompt", "chat_template", "chat_template_kwargs"),
@@ -29,6 +29,7 @@ KINDS = {
     },
     "growth": {"n", "limit"},
     "operational": {
+        "trust_remote_code",
         *("on_bad_row", "tensor_parallel_size", "max_num_seqs", "gpu_memory_utilization", "enforce_eager"),
         *("max_restarts", "stall_timeout", "max_failures", "commit_interval", "progress"),
     },

@@ -18,12 +18,13 @@ from rollgen.errors import (
     RollgenError,
     TooManyFailures,
     UnfitEngine,
+    Unreadable,
     UsageError,
 )
 from rollgen.loop.stop import Interrupted
 
 FAILED = (
-    *(RollgenError, DatasetError, MissingFile, EngineError, UnfitEngine),
+    *(RollgenError, DatasetError, MissingFile, Unreadable, EngineError, UnfitEngine),
     *(CaptureError, IncompleteSupport, TooManyFailures),
 )
 CODES: dict[type[RollgenError], int] = {**dict.fromkeys(FAILED, 1), UsageError: 2, ResumeRefused: 4}
@@ -64,4 +65,4 @@ def test_interruption_names_its_signal(number: int, name: str) -> None:
     """And says what became of the work."""
     error = Interrupted(number)
     assert error.signal_number == number
-    assert str(error) == f"interrupted by {name}; finished samples are committed"
+    assert str(error) == f"interrupted by {name}; finished samples are committed, --resume continues"

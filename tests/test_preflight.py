@@ -138,7 +138,7 @@ def test_every_identity_key_counts(planned: Callable[..., Preflight], key: str, 
 def test_no_identity_key_was_forgotten() -> None:
     """Those that the table above leaves out are recorded by content."""
     named = {name for name in RunConfig.model_fields if field_key(name).kind == "identity"}
-    by_content = {"model", "revision", "tokenizer", "trust_remote_code", "chat_template", "dtype", "capture"}
+    by_content = {"model", "revision", "tokenizer", "chat_template", "dtype", "capture"}
     assert named - CHANGES.keys() == by_content
 
 
@@ -221,6 +221,7 @@ def test_manifest_says_what_was_run(runs: Runs) -> None:
     [attempt] = manifest.attempts
     assert attempt.operational["progress"] == "none"
     assert "seed" not in attempt.operational
+    assert attempt.operational["trust_remote_code"] is False
     assert attempt.engine.name == "fake"
     [source] = attempt.prompts
     assert (source.name, source.bytes) == ("prompts.jsonl", runs.prompts.stat().st_size)

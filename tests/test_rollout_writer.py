@@ -581,6 +581,12 @@ def test_live_writers_must_go_together(
     planned(writer=writer, part=part).close()
 
 
+def test_two_wholes_name_each_other(runs: Runs, planned: Open) -> None:
+    """Where nothing is divided, no parts are spoken of."""
+    with planned(), pytest.raises(ResumeRefused, match=r"another rollgen \(writer 'w0'\) is writing this dataset"):
+        planned(writer="w1")
+
+
 def test_generate_and_live_writers_exclude_each_other(runs: Runs, planned: Open) -> None:
     """The command makes the whole plan; each names the other."""
     with planned(writer="mine", part=(0, 2)), pytest.raises(ResumeRefused, match="writer 'mine' is alive"):

@@ -31,12 +31,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command(epilog=EXIT_CODES_HELP)(generate)
-app.command()(inspect)
-app.command()(status)
-app.command()(verify)
-app.command()(repair)
-app.command()(compact)
+for _command in (generate, inspect, status, verify, repair, compact):
+    app.command(epilog=EXIT_CODES_HELP)(_command)
 
 
 def _print_version(wanted: bool) -> None:
@@ -75,6 +71,8 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader (`| head`) went away: not an error
         code = 0
+    except MemoryError:
+        code = _fail("out of memory; give this process more, or work on fewer or smaller files", 1)
     except OSError as error:
         code = _fail(f"{error.filename or 'output'}: {error.strerror or error}", 1)
     sys.exit(code)

@@ -37,33 +37,31 @@ def compact(
     from rollgen.curate.compact import compact as run
 
     done = run(directory, shard_tokens=shard_tokens or SHARD_TOKENS, keep=keep, dry_run=dry_run)
+    typer.echo(json.dumps(asdict(done) | {"dry_run": dry_run}) if as_json else _describe(done, dry_run=dry_run))
     if not dry_run and (done.replaced or done.completed_earlier):
         from rollgen.inspect.card import write_card
 
         write_card(directory)
-    typer.echo(json.dumps(asdict(done) | {"dry_run": dry_run}) if as_json else _describe(done, dry_run=dry_run))
     return 0
 
 
 def _describe(done: Compaction, *, dry_run: bool) -> str:
     from rich import filesize
 
+    from rollgen.inspect.terminal import counted
+
     lines = ["an interrupted compaction has been completed"] if done.completed_earlier else []
-    before = f"{_shards(done.shards_before)}, {filesize.decimal(done.bytes_before)}"
+    before = f"{counted(done.shards_before, 'shard')}, {filesize.decimal(done.bytes_before)}"
     if not done.replaced:
         return "\n".join([*lines, f"nothing to do: {before}, the samples of each prompt together"])
-    rows = f"the {done.rows:,} rows, {done.tokens:,} generated tokens"
+    rows = f"the {counted(done.rows, 'row')}, {counted(done.tokens, 'generated token')}"
     size = "" if done.bytes_after is None else f", {filesize.decimal(done.bytes_after)}"
     return "\n".join(
         [
             *lines,
             f"before: {before}; prompts in several shards: {done.split_prompts:,}",
-            f"{'would be' if dry_run else 'after'}: {_shards(done.shards_after)}{size}; no prompt in several",
-            f"{'to be rewritten' if dry_run else 'rewritten'}: {_shards(done.replaced)} as {done.written:,}; "
+            f"{'would be' if dry_run else 'after'}: {counted(done.shards_after, 'shard')}{size}; no prompt in several",
+            f"{'to be rewritten' if dry_run else 'rewritten'}: {counted(done.replaced, 'shard')} as {done.written:,}; "
             f"{rows}, {'stay as they are' if dry_run else 'are as they were'}",
         ]
     )
-
-
-def _shards(count: int) -> str:
-    return f"{count:,} shard{'' if count == 1 else 's'}"

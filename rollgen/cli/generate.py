@@ -93,7 +93,7 @@ def _dry_run(files: list[str], config: RunConfig, out: Path, *, as_json: bool, *
     from rollgen.errors import DatasetError
     from rollgen.format.retries import read_retries
     from rollgen.inert import LINE, brief
-    from rollgen.inspect.estimate import estimate_run, free_space
+    from rollgen.inspect.estimate import estimate_run, free_space, removal
     from rollgen.inspect.status import run_status
     from rollgen.loop.retry import describe, select
     from rollgen.loop.run import Start
@@ -121,5 +121,6 @@ def _dry_run(files: list[str], config: RunConfig, out: Path, *, as_json: bool, *
             stored=None if preflight.stored is None else run_status(out),
             free_bytes=free_space(out),
         )
-        print_dry_run(preflight, estimate, as_json=as_json, retried=retried)
+        removed = removal(out) if start["clean"] else None
+        print_dry_run(preflight, estimate, as_json=as_json, retried=retried, removed=removed)
     return 0

@@ -16,8 +16,9 @@ def repair(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done; change nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
 ) -> int:
-    """Set damaged shards aside in quarantine/ and make the journal again from the sound ones. Deletes nothing. Exit 1
-    when something is left that this cannot mend. Not while a run writes there."""
+    """Set damaged shards aside in quarantine/ and make the journal again from the sound ones. Deletes nothing, but
+    completes a compaction that was interrupted. Exit 1 when something is left that this cannot mend, and of a dry run
+    when there is something to do. Not while a run writes there."""
     from rollgen.cli.progress import verifying
     from rollgen.verify.repair import repair_dataset
     from rollgen.verify.terminal import describe_repair
@@ -26,9 +27,9 @@ def repair(
     with verifying() as progress:
         outcome = repair_dataset(directory, dry_run=dry_run, progress=progress)
     verification = outcome.verification
-    if verification is not None and verification.is_clean and outcome.changes:
+    if verification is not None and verification.is_clean and outcome.changes and not dry_run:
         from rollgen.inspect.card import write_card
 
         write_card(directory)
     typer.echo(json.dumps(outcome.to_json(), indent=2) if as_json else "\n".join(describe_repair(outcome)))
-    return 0 if verification is None or verification.is_clean else 1
+    return 0 if outcome.is_settled else 1

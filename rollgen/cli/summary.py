@@ -11,10 +11,10 @@ import typer
 
 from rollgen.inert import LINE, brief
 from rollgen.inspect.estimate import describe
-from rollgen.inspect.terminal import share
+from rollgen.inspect.terminal import counted, share
 
 if TYPE_CHECKING:
-    from rollgen.inspect.estimate import Estimate
+    from rollgen.inspect.estimate import Estimate, Removal
     from rollgen.loop.report import RunStats
     from rollgen.preflight import Preflight
 
@@ -28,52 +28,55 @@ def print_summary(out: Path, stats: RunStats, *, as_json: bool) -> None:
         typer.echo(json.dumps(_summary_json(out, stats)))
         return
     stored = stats.stored_before + stats.stored
-    typer.echo(f"{stored} of {stats.planned} samples stored in {brief(str(out), LINE)}")
+    typer.echo(f"{stored:,} of {counted(stats.planned, 'sample')} stored in {brief(str(out), LINE)}")
     if stats.stored:
         typer.echo(
-            f"this run: {stats.stored} samples, {stats.tokens:,} tokens at {stats.tokens_per_second:,.0f} tokens/s, "
-            f"{share(stats.length_finishes, stats.stored)} cut at max_tokens"
+            f"this run: {counted(stats.stored, 'sample')}, {counted(stats.tokens, 'token')} at "
+            f"{stats.tokens_per_second:,.0f} tokens/s, {share(stats.length_finishes, stats.stored)} cut at max_tokens"
         )
         if stats.masked_tokens:
             typer.echo(
-                f"supports: {stats.mean_support:.1f} ids on average, {stats.resampled} samples asked again because a "
-                "tie went past the logprobs returned"
+                f"supports: {stats.mean_support:.1f} ids on average, {counted(stats.resampled, 'sample')} asked again "
+                "because a tie went past the logprobs returned"
             )
     if stats.restarts:
-        typer.echo(f"the engine died or stalled and was started again: {stats.restarts} times")
+        typer.echo(f"the engine died or stalled and was started again: {counted(stats.restarts, 'time')}")
     if stats.failed or stats.tombstones:
         typer.echo(
-            f"{stats.failed} samples failed, {stats.tombstones} of skipped rows: see {brief(str(out), LINE)}/failures/"
+            f"{counted(stats.failed, 'sample')} failed, {stats.tombstones:,} of skipped rows: see "
+            f"{brief(str(out), LINE)}/failures/"
         )
     if stats.owed:
-        typer.echo(f"{stats.owed} samples are still owed: run the same command with --resume")
+        typer.echo(f"still owed: {counted(stats.owed, 'sample')}; the same command with --resume makes them")
 
 
-def print_dry_run(preflight: Preflight, estimate: Estimate, *, as_json: bool, retried: int = 0) -> None:
+def print_dry_run(
+    preflight: Preflight, estimate: Estimate, *, as_json: bool, retried: int = 0, removed: Removal | None = None
+) -> None:
     """The resolved configuration, the counts, what it will take, and the first prompt as the model will see it.
 
-    `retried` is the number of samples of a new retry.
+    `retried` is the number of samples of a new retry, `removed` what the run would remove first.
     """
     summary, model = preflight.summary, preflight.model
     config = preflight.config.model_dump(mode="json") | {"model": model.name}
     if as_json:
-        typer.echo(
-            json.dumps(
-                {"config": config, "plan": _plan_json(preflight), "estimate": estimate.to_json(), "retried": retried}
-            )
-        )
+        values = {"config": config, "plan": _plan_json(preflight), "estimate": estimate.to_json(), "retried": retried}
+        typer.echo(json.dumps(values | {"removed": None if removed is None else asdict(removed)}))
         return
     for name, value in config.items():
         typer.echo(f"{name} = {brief(json.dumps(value, ensure_ascii=False))}")
+    samples = summary.samples - summary.tombstone_samples
     typer.echo(
-        f"\n{summary.prompts - summary.tombstones} prompts, {summary.samples - summary.tombstone_samples} samples, "
-        f"{summary.tombstones} rows skipped, "
-        f"{summary.clamped} with max_tokens clamped to the context of {model.context_length}"
+        f"\n{counted(summary.prompts - summary.tombstones, 'prompt')}, {counted(samples, 'sample')}, "
+        f"{counted(summary.tombstones, 'row')} skipped, "
+        f"{summary.clamped:,} with max_tokens clamped to the context of {model.context_length}"
     )
     typer.echo(
         f"prompt lengths: {summary.shortest} min, {summary.median} median, {summary.p95} p95, {summary.longest} max; "
         f"{summary.prompt_tokens:,} tokens"
     )
+    if removed is not None:
+        typer.echo(f"--clean would remove {removed}")
     for described in describe(estimate):
         typer.echo(described)
     if summary.first is not None:

@@ -35,7 +35,8 @@ def verify(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
 ) -> int:
-    """Verify every byte, page and token of a dataset, and its plan. Changes nothing. Exit 1 when anything is wrong."""
+    """Verify shards, journal, manifest and plan of a dataset, every byte and every token. Changes nothing. Exit 1 when
+    anything is wrong."""
     from rollgen.cli.progress import verifying
     from rollgen.verify.dataset import verify_dataset
     from rollgen.verify.terminal import describe
@@ -56,7 +57,7 @@ def verify(
     if as_json:
         typer.echo(json.dumps(outcome.to_json() | {"recompute": recomputed}, indent=2))
     else:
-        typer.echo("\n".join([*lines, *describe(outcome)]))
+        typer.echo("\n".join([*describe(outcome), *lines]))
     if recompute is not None and recomputed is None:
         typer.echo("not recomputed: that needs a dataset in which nothing is wrong", err=True)
     return 0 if outcome.is_clean else 1

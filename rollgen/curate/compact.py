@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from rollgen.curate.layout import Index, Layout, Run, plan_layout, read_index, row_group_ends
-from rollgen.errors import DatasetError
-from rollgen.format.columns import MAX_ROW_GROUP_IDS
+from rollgen.curate.layout import Index, Layout, Run, plan_layout, read_index
+from rollgen.errors import DatasetError, UsageError
+from rollgen.format.columns import RowGroupFilling, stored_sizes
 from rollgen.format.commit import WriterSlot
 from rollgen.format.journal import JournalLine, Totals, is_unfinished, totals
 from rollgen.format.manifest import PLANLESS, Manifest, read_manifest
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 SHARD_TOKENS = 8_000_000
 """Generated tokens after which a new shard is closed, by default: some 100 MB."""
+MAX_SHARD_TOKENS = 1 << 27
+"""Some 2,340 row groups, of the 4,096 that a reader takes (`format/footer.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +75,13 @@ def compact(
     """Rewrite small shards, and those that share prompts, as shards of about `shard_tokens` generated tokens.
 
     With `keep` the old files go to `retired/` instead of being deleted; a `dry_run` changes nothing. Raises
-    ResumeRefused while a writer is alive, UsageError when no lock can be had because the directory cannot be written,
-    and DatasetError for damage, when the disk is full, or when `retired/` cannot take the files: nothing has changed
-    then, but that a compaction which was interrupted earlier may have been completed. Only where the error says that
-    the next command completes it, the new shards are the dataset's by then.
+    ResumeRefused while a writer is alive, UsageError when `shard_tokens` is above MAX_SHARD_TOKENS or no lock can be
+    had because the directory cannot be written, and DatasetError for damage, when the disk is full, or when `retired/`
+    cannot take the files: nothing has changed then, but that a compaction which was interrupted earlier may have been
+    completed. Only where the error says that the next command completes it, the new shards are the dataset's by then.
     """
+    if shard_tokens > MAX_SHARD_TOKENS:
+        raise UsageError(f"shard_tokens: {shard_tokens} is too large for a shard; the limit is {MAX_SHARD_TOKENS}")
     manifest = read_manifest(directory)  # before the slot, which makes directories
     if dry_run:
         dataset = open_dataset(directory)
@@ -192,27 +196,32 @@ def _old_row_groups(index: Index) -> RowGroupCache[pa.Table]:
 
 
 def _row_groups(index: Index, rows: Int64Array, schema: pa.Schema) -> Iterator[pa.Table]:
-    """The tables of a new shard's row groups. A run of old rows is not divided by the number of its mask ids."""
-    old = _old_row_groups(index)
-    start = 0
-    for end in row_group_ends(index.rows.response_length[rows]):
-        pieces: list[pa.Table] = []
-        ids = 0
-        for run in index.runs(rows[start:end]):
-            piece = _copy(old[run.row_group], run, schema)
-            more = count_mask_ids(piece)
-            if pieces and ids + more > MAX_ROW_GROUP_IDS:
-                yield pa.concat_tables(pieces).combine_chunks()
-                pieces, ids = [], 0
+    """The tables of a new shard's row groups, which end by the rule of those that are made of completions."""
+    old, filling = _old_row_groups(index), RowGroupFilling()
+    pieces: list[pa.Table] = []
+    for run in index.runs(rows):
+        for piece, is_last in _cut(old[run.row_group].select(schema.names), run, filling):
             pieces.append(piece)
-            ids += more
+            if is_last:
+                yield pa.concat_tables(pieces).combine_chunks()
+                pieces = []
+    if pieces:
         yield pa.concat_tables(pieces).combine_chunks()
-        start = end
 
 
-def _copy(table: pa.Table, run: Run, schema: pa.Schema) -> pa.Table:
-    """A run's rows in memory of their own: a slice would keep the whole row group."""
-    return table.select(schema.names).take(pa.array(np.arange(run.first, run.first + run.rows)))
+def _cut(table: pa.Table, run: Run, filling: RowGroupFilling) -> Iterator[tuple[pa.Table, bool]]:
+    """A run's rows in pieces, each with whether it is the last one of its new row group."""
+    first, end = run.first, run.first + run.rows
+    for after, size in enumerate(stored_sizes(table.slice(first, run.rows)), first + 1):
+        closed = filling.is_closed_by(size)
+        if closed or after == end:
+            yield _copy(table, first, after), closed
+            first = after
+
+
+def _copy(table: pa.Table, first: int, end: int) -> pa.Table:
+    """Rows in memory of their own: a slice would keep the whole row group."""
+    return table.take(pa.array(np.arange(first, end)))
 
 
 def _compare(path: Path, index: Index, rows: Int64Array) -> tuple[int, int]:

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from rollgen.errors import DatasetError
 from rollgen.format.reader import ShardReader, StoredShard, read_columns
-from rollgen.format.schema import FOOTER_ENGINE, ROW_GROUP_TOKENS, shard_schema
+from rollgen.format.schema import FOOTER_ENGINE, shard_schema
 
 if TYPE_CHECKING:
     from rollgen.rollouts import Int32Array, Int64Array
@@ -121,11 +121,6 @@ def plan_layout(index: Index, *, shard_tokens: int, planned: bool) -> Layout:
     if len(dealt) >= len(replaced) and not split_prompts:
         return Layout((), (), 0)
     return Layout(tuple(replaced.tolist()), dealt, split_prompts)
-
-
-def row_group_ends(tokens: Int32Array) -> list[int]:
-    """Where a shard's row groups end, by the tokens of its rows: about ROW_GROUP_TOKENS each."""
-    return _ends(tokens, ROW_GROUP_TOKENS)
 
 
 def _columns(table: pa.Table) -> Rows:

@@ -1,14 +1,19 @@
-"""Completions to one Arrow table of format v1: concatenated numpy arrays wrapped as lists, no loop over tokens."""
+"""Completions to one Arrow table of format v1: concatenated numpy arrays wrapped as lists, no loop over tokens.
+
+And how many rows make a row group: one rule for rows that are new and for rows that are stored already.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from rollgen.format.ragged import nested_ragged
 from rollgen.format.schema import (
     LOGPROB_LIST,
     MASK_LIST,
@@ -24,16 +29,56 @@ MAX_ROW_GROUP_CHARACTERS = 1 << 26
 """Of texts, after which it is closed as well: prompts of a megabyte with answers of one token fill no row group."""
 
 
+class RowSize(NamedTuple):
+    """What a row adds to its row group."""
+
+    tokens: int
+    """Generated ones."""
+    ids: int
+    """Over all its supports."""
+    characters: int
+    """Of its texts."""
+
+
+class RowGroupFilling:
+    """How full a row group is, and after it the next one, while a shard is made row by row."""
+
+    def __init__(self) -> None:
+        self._tokens = self._ids = self._characters = 0
+
+    def is_closed_by(self, row: RowSize) -> bool:
+        """Count the next row. True if it fills the row group: the one after it begins another."""
+        self._tokens += row.tokens
+        self._ids += row.ids
+        self._characters += row.characters
+        closed = (
+            self._tokens >= ROW_GROUP_TOKENS
+            or self._ids >= MAX_ROW_GROUP_IDS
+            or self._characters >= MAX_ROW_GROUP_CHARACTERS
+        )
+        if closed:
+            self._tokens = self._ids = self._characters = 0
+        return closed
+
+
+def stored_sizes(table: pa.Table) -> list[RowSize]:
+    """Of each row of a table with all columns."""
+    masks = nested_ragged(table["sampling_mask"])
+    ids = np.diff(masks.offsets[masks.row_offsets])
+    texts = [pc.fill_null(pc.utf8_length(table[name]), 0).to_numpy() for name in ("text", "prompt", "metadata")]
+    characters = np.sum(texts, axis=0, dtype=np.int64)
+    columns = (table["response_length"].to_numpy(), ids, characters)
+    return [RowSize(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+
+
 def split_row_groups(completions: Sequence[Completion]) -> Iterator[Sequence[Completion]]:
     """Consecutive runs of completions, each closed once it holds about ROW_GROUP_TOKENS generated tokens."""
-    start = tokens = ids = characters = 0
+    filling, start = RowGroupFilling(), 0
     for position, completion in enumerate(completions, 1):
-        tokens += len(completion.token_ids)
-        ids += len(completion.mask_ids)
-        characters += text_length(completion)
-        if tokens >= ROW_GROUP_TOKENS or ids >= MAX_ROW_GROUP_IDS or characters >= MAX_ROW_GROUP_CHARACTERS:
+        size = RowSize(len(completion.token_ids), len(completion.mask_ids), text_length(completion))
+        if filling.is_closed_by(size):
             yield completions[start:position]
-            start, tokens, ids, characters = position, 0, 0, 0
+            start = position
     if start < len(completions):
         yield completions[start:]
 

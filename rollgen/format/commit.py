@@ -33,9 +33,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, NamedTuple, Self
 
-from rollgen.errors import ResumeRefused, UsageError
+from rollgen.errors import DatasetError, ResumeRefused, UsageError
 from rollgen.format import replacement
-from rollgen.format.files import open_regular
+from rollgen.format.files import open_descriptor, open_regular, refuse_links
 from rollgen.format.journal import (
     JournalLine,
     file_sha256,
@@ -46,7 +46,7 @@ from rollgen.format.journal import (
     shard_name,
     temporary_name,
 )
-from rollgen.format.jsonlines import append_line, truncate_torn_tail
+from rollgen.format.jsonlines import append_line, parse_object, truncate_torn_tail
 from rollgen.format.manifest import fsync_directory
 from rollgen.format.schema import DATA_DIR, JOURNAL_DIR, QUARANTINE_DIR
 
@@ -54,6 +54,7 @@ _WRITER_NAME = re.compile(r"[A-Za-z0-9_]+")
 _START_LOCK = "start-section.lock"
 """Not the lock of a writer: no writer's name has a hyphen."""
 _LOCK_SECONDS = 1.0
+_MAX_LOCK_BYTES = 1 << 12
 
 
 class Part(NamedTuple):
@@ -74,7 +75,10 @@ WHOLE = Part(0, 1)
 
 
 def live_writers(directory: Path) -> frozenset[str]:
-    """Names of the writers that are alive now: those whose lock is held. A look, which changes nothing."""
+    """Names of the writers that are alive now: those whose lock is held. A look, which changes nothing.
+
+    Raises DatasetError for a lock that is no regular file or cannot be opened: who is alive cannot be told then.
+    """
     locks = (directory / JOURNAL_DIR).glob("*.lock")
     return frozenset(path.stem for path in locks if path.name != _START_LOCK and _is_locked(path))
 
@@ -84,8 +88,9 @@ def start_section(directory: Path) -> Iterator[None]:
     """What starting or leaving writers do one after the other. Waits for its turn.
 
     Whoever holds it knows that no writer comes to life meanwhile. Raises UsageError when the directory cannot be
-    written.
+    written, or must not because of a link.
     """
+    refuse_links(directory)
     path = directory / JOURNAL_DIR / _START_LOCK
     with _writable(path):
         lock = _open_lock(path, wait=True)
@@ -152,6 +157,11 @@ class WriterSlot:
 
     def _check_others(self) -> None:
         for writer, part in self.others().items():
+            if self.part == part == WHOLE:
+                raise ResumeRefused(
+                    f"{self.directory}: another rollgen (writer {writer!r}) is writing this dataset; wait for it, or "
+                    "stop it"
+                )
             if self.part.conflicts(part):
                 raise ResumeRefused(
                     f"{self.directory}: writer {writer!r} is alive and makes part {part} of the prompts, which part "
@@ -257,9 +267,10 @@ def _open_lock(path: Path, *, wait: bool) -> IO[bytes] | None:
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            file = path.open("ab", buffering=0)  # nothing is left to be written when it is closed
+            descriptor = open_descriptor(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
         except FileNotFoundError:  # see below
             continue
+        file = os.fdopen(descriptor, "ab", buffering=0)  # nothing is left to be written when it is closed
         if wait:
             fcntl.flock(file, fcntl.LOCK_EX)
         elif not _lock_exclusively(file):
@@ -293,7 +304,16 @@ def _lock_exclusively(file: IO[bytes]) -> bool:
 
 
 def _is_locked(path: Path) -> bool:
-    with open_regular(path) as file:
+    try:
+        file = open_regular(path)
+    except FileNotFoundError:  # gone since it was listed, or a link to nothing
+        return False
+    except OSError as error:
+        raise DatasetError(
+            f"{path}: cannot be opened, so that nobody can tell whether its writer is alive: {error.strerror}; make it "
+            "readable"
+        ) from None
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -302,9 +322,21 @@ def _is_locked(path: Path) -> bool:
 
 
 def _read_part(path: Path) -> Part:
-    """What a live writer's lock file says; of one that says nothing, the whole."""
-    content = path.read_bytes()
-    return Part(*json.loads(content)["part"]) if content else WHOLE
+    """What a live writer's lock file says; of one that says nothing, the whole. Raises DatasetError for anything else:
+
+    whoever wrote that is no writer that we know, and would not keep to a part.
+    """
+    with open_regular(path) as file:
+        content = file.read(_MAX_LOCK_BYTES)
+    if not content:
+        return WHOLE
+    try:
+        match parse_object(content):
+            case {"part": [int(number), int(of)]} if 0 <= number < of < 1 << 31:
+                return Part(number, of)
+    except ValueError:
+        pass
+    raise DatasetError(f"{path}: damaged, though its writer is alive; stop that, and start again")
 
 
 def quarantine(directory: Path, shard: Path) -> Path:

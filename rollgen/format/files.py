@@ -1,26 +1,87 @@
 """Opening what should be a regular file, and reading no more of it than there should be.
 
 In the place of a file a dataset from elsewhere may hold a pipe, which lets nobody open it until someone writes, a
-device, which never ends, or gigabytes. A link is followed: caches of downloads are made of them.
+device, which never ends, or gigabytes. To read, a link is followed: caches of downloads are made of them. To write it
+is not, because its target may be anything on the machine: whoever writes into a dataset calls `refuse_links` first,
+and opens files by `new_file` or, to add to them, by `open_descriptor`.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
-from rollgen.errors import DatasetError
+from rollgen.errors import DatasetError, UsageError
+from rollgen.format.schema import (
+    DATA_DIR,
+    FAILURES_DIR,
+    JOURNAL_DIR,
+    LOGS_DIR,
+    MANIFEST_FILE,
+    PLAN_FILE,
+    QUARANTINE_DIR,
+    RETIRED_DIR,
+    RETRY_FILES,
+    TOKENIZER_DIR,
+)
+
+_WRITES: Final = os.O_WRONLY | os.O_RDWR
 
 
-def open_descriptor(path: Path) -> int:
-    """A descriptor to read a regular file. Raises OSError, and DatasetError for anything but a regular file."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # not to wait for a pipe's writer
+def open_descriptor(path: Path, flags: int = os.O_RDONLY) -> int:
+    """A descriptor of a regular file; with flags to write, not of one behind a link.
+
+    Raises OSError, and DatasetError for anything but a regular file.
+    """
+    if flags & _WRITES:
+        flags |= os.O_NOFOLLOW
+    try:
+        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)  # not to wait for a pipe's other end
+    except OSError as error:
+        if error.errno == errno.ENXIO or (error.errno == errno.ELOOP and flags & _WRITES):
+            raise _irregular(path) from None  # a pipe that nobody reads or a socket; a link
+        raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise DatasetError(f"{path}: not a regular file; put the file there, or take this away")
+        raise _irregular(path)
     return descriptor
+
+
+def _irregular(path: Path) -> DatasetError:
+    return DatasetError(f"{path}: not a regular file; put the file there, or take this away")
+
+
+def new_file(path: Path) -> BinaryIO:
+    """A new regular file, open for writing, in place of whatever has this name: a temporary one. Raises OSError."""
+    try:
+        return path.open("xb")
+    except FileExistsError:  # a link is one too, wherever it leads
+        path.unlink()
+        return path.open("xb")
+
+
+def refuse_links(directory: Path) -> None:
+    """Raise UsageError for a link among what a writer of a dataset may add to, rename onto or write into.
+
+    A shard may be one, because a shard is never written again; so may the directory itself.
+    """
+    for path in _written_places(directory):
+        if path.is_symlink():
+            raise UsageError(
+                f"{path}: is a link, and what is written into a dataset must not go elsewhere; put the file or "
+                "directory itself there, or take the link away"
+            )
+
+
+def _written_places(directory: Path) -> Iterator[Path]:
+    names = (DATA_DIR, JOURNAL_DIR, FAILURES_DIR, LOGS_DIR, TOKENIZER_DIR, QUARANTINE_DIR, RETIRED_DIR)
+    yield from (directory / name for name in (*names, MANIFEST_FILE, PLAN_FILE))
+    for pattern in (RETRY_FILES, f"{JOURNAL_DIR}/*", f"{FAILURES_DIR}/*"):
+        yield from directory.glob(pattern)
 
 
 def open_regular(path: Path) -> BinaryIO:

@@ -90,17 +90,30 @@ def list_shards(directory: Path) -> list[Path]:
 def read_journal(directory: Path) -> Journal:
     """Read the journals of all writers. A torn last line is an interrupted commit: skipped.
 
-    Raises DatasetError, naming file and line, for a damaged line anywhere else.
+    Raises DatasetError, naming file and line, for a damaged line anywhere else, and for two lines that say different
+    things of a shard: a repair that was interrupted leaves such, and the next one takes the wrong line out.
     """
     committed: dict[str, JournalLine] = {}
     retired: dict[str, JournalLine] = {}
+    contradictions: dict[str, str] = {}
     for path in sorted((directory / JOURNAL_DIR).glob("*.jsonl")):
         for number, line in read_lines(path, JournalLine):
             if parse_shard_name(line.file) is None:
-                raise DatasetError(f"{path}:{number}: {line.file!r} is not the name of a shard")
-            (retired if line.retired else committed)[line.file] = line
+                raise DatasetError(
+                    f"{path}:{number}: {line.file!r} is not the name of a shard; `rollgen repair` takes that line out"
+                )
+            if line.retired:
+                retired[line.file] = line
+            elif committed.setdefault(line.file, line) != line:
+                contradictions.setdefault(line.file, f"{path}:{number}")
     for name in retired:
         committed.pop(name, None)
+        contradictions.pop(name, None)
+    if contradictions:
+        name, place = min(contradictions.items())
+        raise DatasetError(
+            f"{place}: {name} has another line, which says something else; `rollgen repair` takes the wrong one out"
+        )
     return Journal(committed, retired)
 
 

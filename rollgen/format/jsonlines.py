@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 from pydantic import Field, TypeAdapter
 
 from rollgen.errors import DatasetError
-from rollgen.format.files import open_regular
+from rollgen.format.files import open_descriptor, open_regular
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -43,7 +43,7 @@ def encode_line(line: DataclassInstance) -> bytes:
 
 def append_line(path: Path, line: DataclassInstance, *, durable: bool) -> None:
     """Append one dataclass as a line; with `durable`, it is on disk on return. An OSError leaves nothing of it."""
-    with path.open("ab", buffering=0) as file:
+    with os.fdopen(open_descriptor(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab", buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
         try:
             _write_all(file, encode_line(line))
@@ -61,7 +61,7 @@ def read_lines(path: Path, kind: type[_Line]) -> Iterator[tuple[int, _Line]]:
     """
     for number, line in parse_lines(path, kind):
         if line is None:
-            raise DatasetError(f"{path}:{number}: damaged line; put the file back from a copy, or delete this line")
+            raise DatasetError(f"{path}:{number}: damaged line; `rollgen repair` takes it out")
         yield number, line
 
 
@@ -129,4 +129,5 @@ def truncate_torn_tail(path: Path) -> None:
             if newline >= 0:
                 break
     if end != size:
-        os.truncate(path, end)
+        with os.fdopen(open_descriptor(path, os.O_RDWR), "r+b") as file:
+            file.truncate(end)

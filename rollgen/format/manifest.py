@@ -16,8 +16,9 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rollgen.config import canonical_json, digest
-from rollgen.errors import DatasetError, ResumeRefused
-from rollgen.format.files import read_regular
+from rollgen.errors import DatasetError, ResumeRefused, Unreadable
+from rollgen.format.files import new_file, read_regular
+from rollgen.format.journal import list_shards
 from rollgen.format.jsonlines import Count, Count32, parse_object
 from rollgen.format.schema import FORMAT_NAME, FORMAT_VERSION, MANIFEST_FILE, has_generation
 
@@ -27,7 +28,7 @@ _CHECKSUM: Final = "sha256"
 """Key of the manifest: SHA-256 of the canonical JSON of all its other keys."""
 MAX_MANIFEST_BYTES: Final = 16 << 20
 """A start adds some 2 KB."""
-_FIX = "put it back from a copy, or start again with --clean"
+_FIX = "put it back from a copy: the shards are untouched"
 
 
 class _Section(BaseModel):
@@ -131,21 +132,26 @@ def read_manifest(directory: Path) -> Manifest:
     try:
         raw = parse_object(read_regular(path, MAX_MANIFEST_BYTES))
     except FileNotFoundError:
+        if list_shards(directory):
+            raise DatasetError(f"{directory}: holds shards but no {MANIFEST_FILE}; {_FIX}") from None
         raise DatasetError(f"{path}: not found; {directory} is not a rollgen dataset") from None
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise Unreadable(f"{path}: this machine could not read it: {error}; mend that, and try again") from None
+    except ValueError as error:
         raise DatasetError(f"{path}: not readable as JSON: {error}; {_FIX}") from None
     if raw.get("format") != FORMAT_NAME:
-        raise DatasetError(f'{path}: not a rollgen manifest: "format" is not "{FORMAT_NAME}"')
+        raise DatasetError(f'{path}: not a rollgen manifest: "format" is not "{FORMAT_NAME}"; {_FIX}')
     check_format_version(str(raw.get("format_version")), path)
     checksum = raw.pop(_CHECKSUM, None)
-    if checksum is not None and checksum != digest(raw):
+    vouched = checksum is not None or has_generation(str(raw["format_version"]))  # 1.0 had no such key
+    if vouched and checksum != digest(raw):
         raise DatasetError(f"{path}: {_CHECKSUM} is not that of its content: edited or damaged; {_FIX}")
     try:
         manifest = Manifest.model_validate_json(canonical_json(raw), strict=True)
     except ValidationError as error:
         problem = error.errors()[0]
         place = ".".join(str(part) for part in problem["loc"])
-        raise DatasetError(f"{path}: {place}: {problem['msg']}") from None
+        raise DatasetError(f"{path}: {place}: {problem['msg']}; {_FIX}") from None
     if digest(manifest.identity) != manifest.config_digest:
         raise DatasetError(f"{path}: config_digest does not match identity: the manifest was edited or damaged; {_FIX}")
     if any(retry.generation != number for number, retry in enumerate(manifest.retries, 1)):
@@ -207,9 +213,9 @@ def fsync_directory(directory: Path) -> None:
 def _write_temporary(directory: Path, manifest: Manifest) -> Path:
     temporary = directory / f".tmp-{MANIFEST_FILE}-{os.getpid()}"
     content = manifest.model_dump()
-    with temporary.open("w", encoding="utf-8") as file:
-        json.dump(content | {_CHECKSUM: digest(content)}, file, indent=2, ensure_ascii=False, allow_nan=False)
-        file.write("\n")
+    text = json.dumps(content | {_CHECKSUM: digest(content)}, indent=2, ensure_ascii=False, allow_nan=False)
+    with new_file(temporary) as file:
+        file.write(text.encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
     return temporary

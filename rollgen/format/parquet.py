@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from rollgen.errors import DatasetError, MissingFile
+from rollgen.errors import DatasetError, MissingFile, Unreadable
 from rollgen.format.files import open_descriptor
 from rollgen.format.footer import RowGroup, read_footer, row_groups
 from rollgen.format.pages import check_chunk
@@ -33,6 +33,9 @@ _FOOTER_STRING_LIMIT: Final = 4 << 20
 _FOOTER_CONTAINER_LIMIT: Final = 1 << 18
 """Most bytes of one string and most entries of one list in a footer: a hostile one cannot ask for more memory."""
 _VALUE_BYTES: Final = 4
+_DELTA_BYTE_ARRAY: Final = 7
+_ZSTD_MEMORY: Final = "not enough memory"
+"""How libzstd says that it got none, which pyarrow passes on as if the data were bad."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,6 +85,8 @@ class CheckedParquet:
             try:
                 decoded += self._check_column(index, name)
             except (OSError, ValueError) as error:
+                if _is_of_machine(error):
+                    raise
                 raise ValueError(f"{name}: {error}") from None
         if decoded > MAX_DECODED_BYTES:
             raise ValueError(f"{decoded} bytes once decoded; the limit is {MAX_DECODED_BYTES}")
@@ -111,6 +116,8 @@ class CheckedParquet:
             decoded += max(content.bytes, chunk.values * _VALUE_BYTES)
             if content.dictionary and self._is_text(name):
                 decoded += self._looked_up_bytes(index, name, chunk.values * content.dictionary, content.bytes)
+            if _DELTA_BYTE_ARRAY in chunk.encodings:  # each value may repeat all that came before it
+                decoded += chunk.values * content.bytes
         return decoded
 
     def _is_nested(self, name: str) -> bool:
@@ -180,14 +187,25 @@ def has_columns(stored: pa.Schema, wanted: pa.Schema) -> bool:
 
 @contextmanager
 def translated(place: str, problem: str, fix: str) -> Iterator[None]:
-    """Turn what this module and pyarrow raise into one line, `place: problem: reason; fix`. Raises DatasetError."""
+    """Turn what this module and pyarrow raise into one line, `place: problem: reason; fix`. Raises DatasetError.
+
+    Where it was the machine that failed, that says nothing about the file: then it raises Unreadable.
+    """
     try:
         yield
     except FileNotFoundError:
         raise MissingFile(f"{place}: missing; {fix}") from None
-    except (OSError, ValueError, pa.ArrowException) as error:
-        reason = " ".join(str(error).split())
+    except (OSError, ValueError, MemoryError, pa.ArrowException) as error:
+        reason = " ".join(str(error).split()) or "out of memory"
+        if _is_of_machine(error):
+            raise Unreadable(f"{place}: this machine could not read it: {reason}; mend that, and try again") from None
         raise DatasetError(f"{place}: {problem}: {reason}; {fix}") from None
+
+
+def _is_of_machine(error: Exception) -> bool:
+    """Whether the system refused memory or a read. What pyarrow raises about content is an OSError without errno."""
+    refused = isinstance(error, OSError) and error.errno is not None
+    return refused or isinstance(error, MemoryError) or _ZSTD_MEMORY in str(error)
 
 
 def _open_parquet(path: Path, **options: Any) -> pq.ParquetFile:

@@ -46,6 +46,7 @@ _ADDED: Final = {"generation": pa.scalar(0, pa.int32())}
 """Columns that a MINOR added, and what a shard without them means."""
 _ALWAYS_STORED: Final = "prompt_index"
 _REMAKE: Final = "`rollgen generate --resume` sets the shard aside and makes its samples again"
+_MEND: Final = "`rollgen repair` mends the one of the two that is damaged"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,7 +139,7 @@ def open_shard(path: Path, *, line: JournalLine | None = None, config_digest: st
     """Open a shard and check all but its pages.
 
     With `line`, size, footer hash and row count are compared with it; with `config_digest`, the shard must be of that
-    dataset. Raises DatasetError for a missing, truncated, damaged or foreign file.
+    dataset. Raises DatasetError for a truncated, damaged or foreign file, MissingFile and Unreadable.
     """
     with _translated(str(path)), ExitStack() as on_error:
         if line is None:
@@ -150,7 +151,7 @@ def open_shard(path: Path, *, line: JournalLine | None = None, config_digest: st
         schema = _check_footer(path, parquet, config_digest)
         rows = sum(parquet.row_counts)
         if line is not None and rows != line.rows:
-            raise DatasetError(f"{path}: {rows} rows, the journal says {line.rows}; {_REMAKE}")
+            raise DatasetError(f"{path}: {rows} rows, the journal says {line.rows}; {_MEND}")
         on_error.pop_all()
     return ShardReader(path, schema, frozenset(parquet.schema.names), parquet)
 

@@ -2,14 +2,17 @@
 
 Done is what committed, readable shards hold; a file that merely exists proves nothing. For every shard in place:
 
-    with a journal line       the file must have the size and the SHA-256 that the line says
+    with a journal line       the file must have the SHA-256 that the line says. If it has, and the line is wrong
+                              elsewhere, it counts; so does a file that has the name of another one, and that has its
     without a journal line    a crash fell between the commit's last two steps: verify it whole, then add the line
     damaged                   retired in the journal and moved to quarantine/; its samples are owed again
     retired, not yet moved    moved: a crash fell in between
     in the journal only       lost; retired, and its samples are owed again
 
-Nothing is deleted. A shard of another writer that is alive is not touched: what it holds is done, with or without a
-line yet. The caller holds a writer's slot, and where other writers may be alive, the start section.
+Nothing is deleted. What the machine cannot read, for want of memory or because a disk fails, is neither damaged nor
+done: recovery stops there. It stops too at a file that is what was committed and yet makes no sense. A shard of another
+writer that is alive is not touched: what it holds is done, with or without a line yet. The caller holds a writer's
+slot, and where other writers may be alive, the start section.
 """
 
 from __future__ import annotations
@@ -23,9 +26,18 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rollgen.errors import DatasetError
+from rollgen.errors import DatasetError, MissingFile, Unreadable
 from rollgen.format.commit import WriterSlot, quarantine
-from rollgen.format.journal import JournalLine, file_sha256, footer_sha256, list_shards, parse_shard_name, read_journal
+from rollgen.format.journal import (
+    Journal,
+    JournalLine,
+    file_sha256,
+    footer_sha256,
+    list_shards,
+    parse_shard_name,
+    read_journal,
+)
+from rollgen.format.parquet import translated
 from rollgen.format.reader import (
     ShardReader,
     StoredKeys,
@@ -66,7 +78,7 @@ def recover(slot: WriterSlot, config_digest: str, planned: PlannedKeys) -> Recov
     """Bring journal and shards into agreement and collect what is done.
 
     Raises DatasetError when a sound shard holds a key that was not planned, or one that another shard holds too: such a
-    dataset needs a human.
+    dataset needs a human. Raises Unreadable when the machine fails to read a shard, which stays as it is.
     """
     numbers = [retries.numbers(planned.sample_offsets) for retries in planned.retries]
     done = [np.zeros(size, np.bool_) for size in (int(planned.sample_offsets[-1]), *map(len, planned.retries))]
@@ -93,7 +105,7 @@ def recover_shards(slot: WriterSlot, config_digest: str, mark: Callable[[StoredK
         elif path in lost:
             slot.retire(journal.committed[path.name])
             findings.append(f"{path}: missing; its samples are owed again")
-        elif (keys := _settle(slot, path, line, config_digest, findings)) is not None:
+        elif (keys := _settle(slot, path, journal, config_digest, findings)) is not None:
             mark(keys, path)
     return tuple(findings)
 
@@ -112,31 +124,73 @@ def _live_keys(path: Path, line: JournalLine | None, config_digest: str) -> Stor
 
 
 def _settle(
-    slot: WriterSlot, path: Path, line: JournalLine | None, config_digest: str, findings: list[str]
+    slot: WriterSlot, path: Path, journal: Journal, config_digest: str, findings: list[str]
 ) -> StoredKeys | None:
     """The keys of a sound shard, which has a line from now on; None for a damaged one, which is moved away."""
+    line = journal.committed.get(path.name)
     try:
-        keys = _trusted_keys(slot, path, line, config_digest)
+        if line is None:
+            keys = _verified_keys(slot, path, config_digest)
+            findings.append(f"{path}: committed without its journal line (a crash); verified and added")
+            return keys
+        sha256 = _vouched_sha256(path, line, journal)
+    except (MissingFile, Unreadable):
+        raise
     except DatasetError as error:
         slot.retire(line or _unread_line(path))
         moved = quarantine(slot.directory, path)
         findings.append(f"{error}; moved to {moved.parent.name}/, its samples are owed again")
         return None
-    if line is None:
-        findings.append(f"{path}: committed without its journal line (a crash); verified and added")
-    return keys
+    return _committed_keys(path, sha256, line, config_digest, findings)
 
 
-def _trusted_keys(slot: WriterSlot, path: Path, line: JournalLine | None, config_digest: str) -> StoredKeys:
-    if line is None:
-        verify_shard(path, config_digest=config_digest)
-    elif file_sha256(path) != line.sha256:
-        raise DatasetError(f"{path}: its SHA-256 is not the journal's: damaged since it was committed")
-    with open_shard(path, line=line, config_digest=config_digest) as shard:
+def _verified_keys(slot: WriterSlot, path: Path, config_digest: str) -> StoredKeys:
+    """Those of a shard for which nothing vouches but itself. It gets its line."""
+    verify_shard(path, config_digest=config_digest)
+    with open_shard(path, config_digest=config_digest) as shard:
         keys = stored_keys(shard)
-        if line is None:
-            slot.append(_line_of(path, shard))
+        slot.append(_line_of(path, shard))
     return keys
+
+
+def _vouched_sha256(path: Path, line: JournalLine, journal: Journal) -> str:
+    """Of a file for whose bytes a journal line vouches: its own, or that of another, which is not there any more."""
+    sha256 = _sha256(path)
+    if sha256 != line.sha256 and not _has_place_of_another(path, sha256, journal):
+        raise DatasetError(f"{path}: its SHA-256 is not the journal's: damaged since it was committed")
+    return sha256
+
+
+def _committed_keys(path: Path, sha256: str, line: JournalLine, config_digest: str, findings: list[str]) -> StoredKeys:
+    """Those of a file that is what was committed. Raises DatasetError when it cannot be that, and no SHA-256 is chance:
+
+    what else is wrong, perhaps the manifest, is not for a resume to say.
+    """
+    try:
+        with open_shard(path, config_digest=config_digest) as shard:
+            keys = stored_keys(shard)
+    except (MissingFile, Unreadable):
+        raise
+    except DatasetError as error:
+        raise DatasetError(
+            f"{error}; yet it is the very file that was committed: see what `rollgen repair` says"
+        ) from None
+    known = (line.bytes, line.sha256, line.footer_sha256, line.rows)
+    if known != (path.stat().st_size, sha256, footer_sha256(path), len(keys.prompt_index)):
+        findings.append(f"{path}: it is what was committed, but its journal line is wrong; `rollgen repair` mends that")
+    return keys
+
+
+def _has_place_of_another(path: Path, sha256: str, journal: Journal) -> bool:
+    """Whether a file is one that was committed under another name, which no file has that has these bytes."""
+    names = [line.file for line in journal.committed.values() if line.sha256 == sha256]
+    others = [place for name in names if (place := path.with_name(name)).exists()]
+    return bool(names) and all(_sha256(other) != sha256 for other in others)
+
+
+def _sha256(path: Path) -> str:
+    with translated(str(path), "not readable", "try again"):
+        return file_sha256(path)
 
 
 def _line_of(path: Path, shard: ShardReader) -> JournalLine:

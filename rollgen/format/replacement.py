@@ -18,7 +18,8 @@ Every step of `complete` may be done again, so it may be interrupted anywhere:
 All that takes room was written before the record. What is left are links, renames and deletions: where a directory has
 to grow for a name, or the file system for its own books, a full disk can still stop them until there is room.
 
-Who replaces makes the whole: no other writer is alive while there is a record.
+Who replaces makes the whole: no other writer is alive while there is a record. Where it cannot be carried out, `rollgen
+repair` sets it aside, with all shards in place, new and old, from which to choose.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from rollgen.config import digest
-from rollgen.errors import DatasetError
-from rollgen.format.files import read_regular
+from rollgen.errors import DatasetError, Unreadable
+from rollgen.format.files import new_file, open_regular, read_regular
 from rollgen.format.journal import (
     RECORD_FILE,
     JournalLine,
@@ -51,11 +52,12 @@ from rollgen.format.schema import DATA_DIR, JOURNAL_DIR, RETIRED_DIR
 
 COMPACTOR = "compact"
 """The writer whose shards hold what others have sampled: `rollgen compact`."""
+REPAIRER = "repair"
+"""The writer whose journal takes the lines that `rollgen repair` makes."""
 _MAX_RECORD_BYTES = 64 << 20
 _CHECKSUM = "sha256"
 """Key of the record: of the canonical JSON of the others."""
-_UNDONE = f"and each {DATA_DIR}/part-{COMPACTOR}-* that no journal line names"
-"""What goes with the record when the old state is wanted back. Once the journal is the new one, there are none."""
+_FIX = "put that back from a copy, or go on without the compaction with `rollgen repair`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,12 +129,52 @@ def complete(directory: Path) -> None:
         ) from error
 
 
+def check(directory: Path) -> Replacement:
+    """What `complete` would do; nothing is changed. Raises OSError, Unreadable, and DatasetError when it cannot."""
+    replacement = _read(_record(directory))
+    _check(directory, replacement)
+    return replacement
+
+
+def read_damaged(directory: Path) -> Replacement | None:
+    """What the record of a replacement that cannot be completed says; None when it is the record that is damaged."""
+    try:
+        return _read(_record(directory))
+    except DatasetError:
+        return None
+
+
+def release_added(directory: Path) -> None:
+    """Give new shards that a replacement has on disk their final names, though it cannot be completed."""
+    data = directory / DATA_DIR
+    for path in sorted(data.glob(f".tmp-{COMPACTOR}-*")):
+        final = data / f"part-{path.name.removeprefix('.tmp-')}.parquet"
+        if parse_shard_name(final.name) is None:
+            continue  # its journal, or a record
+        if not final.exists():
+            path.rename(final)
+        elif final.samefile(path):
+            path.unlink()
+    fsync_directory(data)
+
+
+def is_sound(directory: Path, line: JournalLine) -> bool:
+    """Whether a new shard is in its place, and the file that was verified. Raises OSError and Unreadable."""
+    return _is_sound(directory / DATA_DIR / line.file, line)
+
+
+def _check(directory: Path, replacement: Replacement) -> bool:
+    """Whether the journal is the new one already. Raises DatasetError for what makes the replacement impossible."""
+    switched = _check_journal(directory, replacement)
+    for line in replacement.added:
+        _check_added(directory / DATA_DIR, line)
+    return switched
+
+
 def _carry_out(directory: Path, replacement: Replacement) -> None:
     data = directory / DATA_DIR
     fsync_directory(directory / JOURNAL_DIR)  # who decided may have died before that
-    switched = _check_journal(directory, replacement)
-    for line in replacement.added:
-        _check_added(data, line, switched=switched)
+    switched = _check(directory, replacement)
     for line in replacement.added:
         if not (data / line.file).exists():
             os.link(_temporary(data, line), data / line.file)
@@ -172,7 +214,7 @@ def _read(path: Path) -> Replacement:
     replacement = _parse(text)
     problem = "damaged" if replacement is None else _problem(replacement)
     if replacement is None or problem is not None:
-        raise DatasetError(f"{path}: {problem}; put it back from a copy, or delete it {_UNDONE}")
+        raise DatasetError(f"{path}: {problem}; {_FIX}")
     return replacement
 
 
@@ -219,30 +261,28 @@ def _check_journal(directory: Path, replacement: Replacement) -> bool:
     if not (is_old or is_new) or not lines.keys() >= set(replacement.retired):
         raise DatasetError(
             f"{_record(directory)}: the shards of the journal are neither those before nor those after this "
-            f"replacement; put the files of {JOURNAL_DIR}/ back from a copy"
+            f"replacement; {_FIX}"
         )
     old, new = totals(lines[name] for name in replacement.retired), totals(replacement.added)
     if old != new:
-        raise DatasetError(f"{_record(directory)}: adds {new}, but retires {old}; delete it {_UNDONE}")
+        raise DatasetError(f"{_record(directory)}: adds {new}, but retires {old}; {_FIX}")
     return is_new
 
 
-def _check_added(data: Path, line: JournalLine, *, switched: bool) -> None:
+def _check_added(data: Path, line: JournalLine) -> None:
     """A new shard is the file that was verified, under whichever name it has by now. Raises DatasetError."""
     path = data / line.file
     if not path.exists():
         path = _temporary(data, line)
     if not _is_sound(path, line):
-        undone = ": `rollgen generate --resume` then makes its samples again" if switched else f" {_UNDONE}"
-        raise DatasetError(
-            f"{path}: missing or damaged, though {JOURNAL_DIR}/{RECORD_FILE} counts on it; put it back from a copy, or "
-            f"delete that record{undone}"
-        )
+        raise DatasetError(f"{path}: missing or damaged, though {JOURNAL_DIR}/{RECORD_FILE} counts on it; {_FIX}")
 
 
 def _is_sound(path: Path, line: JournalLine) -> bool:
     try:
         open_shard(path, line=line).close()  # size, footer, rows
+    except Unreadable:
+        raise
     except DatasetError:
         return False
     return file_sha256(path) == line.sha256
@@ -251,14 +291,24 @@ def _is_sound(path: Path, line: JournalLine) -> bool:
 def _prepare_journal(directory: Path, replacement: Replacement) -> Path:
     """The writer's journal as it will be, on disk under a temporary name: written unless it is there already."""
     path = _journal_path(directory, replacement.writer)
-    old = path.read_bytes() if path.exists() else b""
+    old = b""
+    if path.exists():
+        with open_regular(path) as file:
+            old = file.read()
     committed = read_journal(directory).committed
     retired = (replace(committed[name], retired=True) for name in replacement.retired)
     new = old[: old.rfind(b"\n") + 1] + b"".join(map(encode_line, (*replacement.added, *retired)))
     temporary = _journal_temporary(directory, replacement.writer)
-    if not temporary.exists() or temporary.read_bytes() != new:
+    if not _holds(temporary, new):
         _write_durably(temporary, new)
     return temporary
+
+
+def _holds(path: Path, content: bytes) -> bool:
+    if path.is_symlink() or not path.is_file():
+        return False
+    with open_regular(path) as file:
+        return file.read(len(content) + 1) == content
 
 
 def _switch_journal(directory: Path, replacement: Replacement) -> None:
@@ -273,7 +323,7 @@ def _journal_path(directory: Path, writer: str) -> Path:
 
 
 def _write_durably(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
+    with new_file(path) as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

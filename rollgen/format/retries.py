@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rollgen.errors import DatasetError
+from rollgen.format.files import new_file
 from rollgen.format.journal import file_sha256
 from rollgen.format.manifest import Manifest
 from rollgen.format.parquet import has_columns, open_parquet, translated
@@ -30,7 +31,7 @@ from rollgen.format.schema import RETRY_SCHEMA, retry_file, shard_schema
 if TYPE_CHECKING:
     from rollgen.rollouts import Int32Array, Int64Array
 
-_FIX: Final = "put the file back from a copy, or start again with --clean"
+_FIX: Final = "put the file back from a copy: the shards are untouched"
 _NUMBERS: Final = ("prompt_index", "sample_index", "generation", "max_tokens", "prompt_length")
 
 
@@ -67,7 +68,7 @@ class RetryList:
     def write(self, path: Path) -> None:
         """Write to exactly `path`, with page checksums; on disk on return."""
         columns = [pa.array(getattr(self, field.name), field.type) for field in RETRY_SCHEMA]
-        with path.open("wb") as file:
+        with new_file(path) as file:
             pq.write_table(
                 pa.Table.from_arrays(columns, schema=RETRY_SCHEMA),
                 file,

@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 from rollgen.errors import DatasetError
 from rollgen.format.columns import build_table, split_row_groups
 from rollgen.format.commit import WriterSlot
+from rollgen.format.files import new_file
 from rollgen.format.journal import JournalLine
 from rollgen.format.manifest import Manifest
 from rollgen.format.reader import verify_shard
@@ -68,6 +69,7 @@ def build_row_groups(completions: Sequence[Completion], schema: pa.Schema) -> li
 
 def write_parquet(path: Path, row_groups: Iterable[pa.Table], schema: pa.Schema) -> None:
     """Write one Parquet file, one row group in memory at a time. `pa.OSFile` writes without the GIL."""
+    new_file(path).close()  # what `pa.OSFile` opens next
     with (
         pa.OSFile(str(path), "wb") as sink,
         pq.ParquetWriter(sink, schema, **parquet_options(schema)) as writer,

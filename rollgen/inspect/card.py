@@ -19,6 +19,7 @@ from rich import filesize
 
 from rollgen.directory import CARD_FILE
 from rollgen.errors import DatasetError
+from rollgen.format.files import new_file
 from rollgen.format.schema import shard_schema
 from rollgen.inert import brief, shorten
 from rollgen.inspect.stats import dataset_stats
@@ -108,12 +109,13 @@ def write_card(directory: Path) -> None:
     Raises DatasetError when it cannot be written.
     """
     card = directory / CARD_FILE
-    if card.exists() and not _is_ours(card.read_text(encoding="utf-8", errors="replace")):
+    if os.path.lexists(card) and not _is_ours(card):
         return
     text = dataset_card(dataset_stats(directory))
     temporary = directory / f".tmp-{CARD_FILE}-{os.getpid()}"
     try:
-        temporary.write_text(text + _mark(text), encoding="utf-8")
+        with new_file(temporary) as file:
+            file.write((text + _mark(text)).encode())
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise DatasetError(
@@ -208,6 +210,10 @@ def _mark(text: str) -> str:
     return _MARK.format(hashlib.sha256(text.encode()).hexdigest()[:16])
 
 
-def _is_ours(content: str) -> bool:
+def _is_ours(card: Path) -> bool:
+    """Whether it is a card as it was written; a link or a pipe is somebody's, whatever comes out of it."""
+    if card.is_symlink() or not card.is_file():
+        return False
+    content = card.read_text(encoding="utf-8", errors="replace")
     text = content[: -len(_mark(""))]
     return content == text + _mark(text)

@@ -1,5 +1,9 @@
 """Token ids as text, a cell at a time, with the dataset's own tokenizer: offline, and never with code from elsewhere.
 
+Of a tokenizer only what decodes is taken: the vocabulary, the added tokens and the decoder of its `tokenizer.json`. No
+other file is looked at, because transformers builds whatever class `tokenizer_config.json` names, models included; and
+normalizers, which end in a panic when they are hostile, are for encoding.
+
 A token is not always text: a byte-level vocabulary splits one character over several tokens, and a SentencePiece one
 falls back to bytes. Such neighbours become one `Cell`, the shortest run that decodes. Cells are decoded behind the cell
 before them, as a streaming detokenizer does, because some decoders drop the space in front of a first word. What never
@@ -8,20 +12,28 @@ becomes text (broken bytes) is shown as its bytes, like `\\xec\\x95`; an id that
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from rollgen.errors import DatasetError
+from rollgen.format.files import read_regular
 from rollgen.format.schema import TOKENIZER_DIR
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from tokenizers import Tokenizer
 
 REPLACEMENT: Final = "\ufffd"
 """What decoders put where bytes are not (yet) UTF-8."""
+TOKENIZER_FILE: Final = "tokenizer.json"
+_MAX_FILE_BYTES: Final = 64 << 20
+"""Twice the largest tokenizer in use (a vocabulary of 262,144)."""
+_MAX_ID: Final = (1 << 32) - 1
+"""The largest id that a tokenizer can have."""
 _LONGEST_CELL: Final = 12
 """Tokens. A character has at most 4 bytes, but a token may end one and begin the next."""
 _WORD_START: Final = "\u2581"
@@ -39,12 +51,14 @@ class Cell:
 
 
 class Decoder:
-    """Decodes with a tokenizer of transformers; without one, every id is shown as its number."""
+    """Decodes with a tokenizer; without one, every id is shown as its number."""
 
-    def __init__(self, tokenizer: Any | None) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, source: Path = Path(TOKENIZER_FILE)) -> None:
+        """`source` is the file that errors name."""
         self._tokenizer = tokenizer
-        self._special = frozenset() if tokenizer is None else frozenset(tokenizer.all_special_ids)
-        self._size = 0 if tokenizer is None else len(tokenizer)
+        self._source = source
+        added = {} if tokenizer is None else tokenizer.get_added_tokens_decoder()
+        self._special = frozenset(token_id for token_id, token in added.items() if token.special)
 
     @property
     def has_tokenizer(self) -> bool:
@@ -104,48 +118,61 @@ class Decoder:
         return token_id not in self._special and self._piece(token_id) is not None
 
     def _piece(self, token_id: int) -> str | None:
-        """The vocabulary's entry; None for an id that only the model has."""
-        if self._tokenizer is None or token_id >= self._size:
+        """The vocabulary's entry; None for an id that only the model has, or that nothing has."""
+        if self._tokenizer is None or not 0 <= token_id <= _MAX_ID:
             return None
-        piece: str | None = self._tokenizer.convert_ids_to_tokens(token_id)
+        piece: str | None = self._tokenizer.id_to_token(token_id)
         return piece
 
     def _decode(self, token_ids: list[int]) -> str:
         assert self._tokenizer is not None
-        return str(self._tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        with _tokenizer_errors(self._source):
+            return str(self._tokenizer.decode(token_ids, skip_special_tokens=False))
 
 
 def load_decoder(directory: Path) -> Decoder:
-    """The decoder of the dataset in `directory`; one that shows ids when it has no `tokenizer/`.
+    """The decoder of the dataset in `directory`; one that shows ids when it has no `tokenizer/tokenizer.json`.
 
-    Raises DatasetError for a tokenizer that cannot be loaded, or that wants to run code of its own.
+    Raises DatasetError for one that cannot be read or decoded with.
     """
-    path = directory / TOKENIZER_DIR
-    if not path.is_dir() or not any(path.iterdir()):
+    path = directory / TOKENIZER_DIR / TOKENIZER_FILE
+    if not path.exists():
         return Decoder(None)
-    from transformers import AutoTokenizer  # seconds to load: not before it is needed
+    with _tokenizer_errors(path):
+        settings = json.loads(read_regular(path, _MAX_FILE_BYTES))
+        return Decoder(_load(settings), path)
 
-    with _quiet_transformers():
-        try:
-            return Decoder(AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False))
-        except Exception as error:  # noqa: BLE001 (tokenizers raises nothing narrower, and hostile files any)
-            reason = " ".join(str(error).split())[:240]
-            raise DatasetError(
-                f"{path}: cannot load the tokenizer ({reason}); put it back from a copy, or move it away to see ids"
-            ) from None
+
+def _load(settings: dict[str, Any]) -> Tokenizer:
+    """What decodes of a `tokenizer.json`: ids and their pieces, and the steps that make text of these.
+
+    Raises all sorts of errors for anything else.
+    """
+    from tokenizers import Tokenizer
+
+    vocab = settings["model"]["vocab"]
+    if isinstance(vocab, list):  # Unigram: piece and score, by id
+        vocab = {piece: token_id for token_id, (piece, _) in enumerate(vocab)}
+    model = {"type": "WordLevel", "vocab": vocab, "unk_token": ""}
+    kept = {"version": "1.0", "added_tokens": settings["added_tokens"], "decoder": settings["decoder"], "model": model}
+    return Tokenizer.from_str(json.dumps(kept))
 
 
 @contextmanager
-def _quiet_transformers() -> Iterator[None]:
-    """Keep transformers' advice off stderr; its errors come as exceptions."""
-    from transformers import logging
-
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()
+def _tokenizer_errors(path: Path) -> Iterator[None]:
+    """Turn what reading or using a tokenizer raises into one line. Raises DatasetError."""
     try:
         yield
-    finally:
-        logging.set_verbosity(verbosity)
+    except DatasetError:
+        raise
+    except BaseException as error:  # tokenizers raises a bare Exception, and for a panic of its Rust less than that
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        reason = " ".join(str(error).split())[:240]
+        raise DatasetError(
+            f"{path}: cannot decode with the tokenizer ({type(error).__name__}: {reason}); "
+            "put it back from a copy, or move it away to see ids"
+        ) from None
 
 
 def _byte_alphabet() -> dict[str, int]:

@@ -20,8 +20,11 @@ import numpy as np
 import pyarrow.compute as pc
 from rich import filesize
 
+from rollgen.errors import DatasetError
+from rollgen.format.journal import list_shards, read_journal
+from rollgen.format.schema import QUARANTINE_DIR, RETIRED_DIR
 from rollgen.inspect.status import owed_of
-from rollgen.inspect.terminal import duration, number
+from rollgen.inspect.terminal import counted, duration, number
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -120,7 +123,8 @@ def estimate_run(
 
 def describe(estimate: Estimate) -> Iterator[str]:
     """The estimate in lines of text."""
-    yield f"owed: {estimate.samples:,} samples, at most {estimate.max_generated_tokens:,} generated tokens"
+    tokens = counted(estimate.max_generated_tokens, "generated token")
+    yield f"owed: {counted(estimate.samples, 'sample')}, at most {tokens}"
     support = f"supports of {number(round(estimate.assumed_support, 1))} ids on average"
     yield (
         f"disk: at most {filesize.decimal(estimate.max_bytes)}, assuming "
@@ -152,6 +156,38 @@ def largest_sum(values: npt.NDArray[Any], counts: npt.NDArray[np.int64], take: i
     order = np.argsort(-values)
     before = np.cumsum(counts[order]) - counts[order]
     return float(values[order] @ np.clip(take - before, 0, counts[order]))
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """What `--clean` takes away."""
+
+    shards: int
+    """Those in quarantine/ and retired/ too."""
+    samples: int | None
+    """Rows that the journal says are in place; None when it cannot be read."""
+    bytes: int
+    """Of the shards."""
+
+    def __str__(self) -> str:
+        samples = "nobody knows how many samples" if self.samples is None else counted(self.samples, "sample")
+        return f"{counted(self.shards, 'shard')}, {samples}, {filesize.decimal(self.bytes)}"
+
+
+def removal(directory: Path) -> Removal | None:
+    """What `--clean` would take away in `directory`; None where there are no shards."""
+    in_place = list_shards(directory)
+    aside = [path for name in (QUARANTINE_DIR, RETIRED_DIR) for path in (directory / name).glob("part-*.parquet")]
+    shards = [*in_place, *aside]
+    if not shards:
+        return None
+    try:
+        committed = read_journal(directory).committed
+    except DatasetError:
+        samples = None
+    else:
+        samples = sum(committed[path.name].rows for path in in_place if path.name in committed)
+    return Removal(len(shards), samples, sum(path.stat().st_size for path in shards))
 
 
 def free_space(directory: Path) -> int:

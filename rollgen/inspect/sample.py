@@ -162,7 +162,7 @@ def read_sample(directory: Path, reference: str) -> Sample:
     completion = _read_completion(location)
     return Sample(
         completion=completion,
-        n=_planned(directory / PLAN_FILE, completion.prompt_index),
+        n=_planned(directory / PLAN_FILE, completion),
         samples=samples,
         generations=generations,
         file=location.shard.path.name,
@@ -173,8 +173,17 @@ def read_sample(directory: Path, reference: str) -> Sample:
     )
 
 
-def _planned(path: Path, prompt_index: int) -> int | None:
-    return int(Plan(path).n[prompt_index]) if path.exists() else None
+def _planned(path: Path, completion: Completion) -> int | None:
+    """Samples that the plan wants of the completion's prompt; None without a plan."""
+    if not path.exists():
+        return None
+    plan, index = Plan(path), completion.prompt_index
+    if not 0 <= index < plan.prompts or plan.prompt_ids(np.array([index]))[0].as_py() != completion.prompt_id:
+        raise DatasetError(
+            f"{path}: row {index} is not prompt {completion.prompt_id!r}, as a stored row says; "
+            "`rollgen verify` says which of the two is wrong"
+        )
+    return int(plan.n[index])
 
 
 def _read_completion(location: Location) -> Completion:
@@ -193,9 +202,24 @@ def _read_completion(location: Location) -> Completion:
         mask_offsets=mask.offsets,
         support_logprobs=nested_ragged(row["support_logprobs"]).values if stored else None,
     )
-    if not len(completion.token_ids) == len(completion.logprobs) == len(completion.mask_offsets) - 1:
+    if problem := _problem(completion):
         place = f"{location.shard.path}: row group {location.row_group}, row {location.row}"
-        raise DatasetError(
-            f"{place}: tokens, logprobs and masks differ in length; `rollgen verify` says what else is wrong"
-        )
+        raise DatasetError(f"{place}: {problem}; `rollgen verify` says what else is wrong")
     return completion
+
+
+def _problem(completion: Completion) -> str | None:
+    """Why nothing can be shown of a row; None for one that can be, right or wrong."""
+    tokens, stored, sampling = len(completion.token_ids), completion.support_logprobs, completion.sampling
+    if not tokens:
+        return "has no tokens"
+    if not tokens == len(completion.logprobs) == len(completion.mask_offsets) - 1:
+        return "tokens, logprobs and masks differ in length"
+    if stored is not None and len(stored) != len(completion.mask_ids):
+        return "masks and their logprobs differ in length"
+    logprobs = completion.logprobs if stored is None else np.append(completion.logprobs, stored)
+    if not ((logprobs <= 0) & (logprobs > -np.inf)).all():  # NaN fails both
+        return "a logprob is not a finite number <= 0"
+    if not np.isfinite([sampling.temperature, sampling.top_p, sampling.min_p]).all():
+        return "a sampling parameter is not a finite number"
+    return None

@@ -165,7 +165,7 @@ def _print_texts(sample: Sample, console: Console) -> None:
         for printed in _lines(row):
             console.print(printed, no_wrap=True, crop=False, overflow="ignore")
     if not sample.decoder.has_tokenizer:
-        console.print(Text("This dataset has no tokenizer/: tokens are shown as ids.", style="yellow"))
+        console.print(Text("This dataset has no tokenizer/tokenizer.json: tokens are shown as ids.", style="yellow"))
 
 
 def _legend(*, colour: bool) -> Text:

@@ -24,6 +24,7 @@ import polars as pl
 
 from rollgen.config import RunConfig, canonical_json
 from rollgen.errors import DatasetError
+from rollgen.format.manifest import PLANLESS
 from rollgen.format.reader import open_dataset
 from rollgen.format.schema import DATA_DIR, PLAN_FILE, shard_schema
 from rollgen.inspect.failures import FailureStats, failure_stats
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from rollgen.format.manifest import Manifest, Retry
+    from rollgen.format.manifest import Manifest
     from rollgen.format.reader import StoredShard
 
 LOGPROB_BINS: Final = 1024
@@ -75,6 +76,8 @@ class PlanStats:
     """Input rows that could not be used and were skipped on request."""
     owed: int
     """Samples of usable prompts that are not stored."""
+    surplus: int
+    """Rows beyond what was planned or is to be made again; 0 unless a key is there twice or was never planned."""
     retries: int
     """Samples to be made again, over all retries."""
     retries_owed: int
@@ -226,7 +229,7 @@ def dataset_stats(directory: Path) -> DatasetStats:
         return DatasetStats(
             name=directory.resolve().name,
             manifest=manifest,
-            plan=_plan_stats(directory / PLAN_FILE, stored, manifest.retries),
+            plan=_plan_stats(directory / PLAN_FILE, stored, manifest),
             failures=failure_stats(directory, stored),
             samples=samples,
             support=_support_stats(rows, manifest.tokenizer_vocab_size) if samples.samples else None,
@@ -340,8 +343,8 @@ def _sample_stats(rows: pl.LazyFrame, stored: pl.LazyFrame) -> SampleStats:
     )
 
 
-def _plan_stats(path: Path, stored: pl.LazyFrame, retries: Sequence[Retry]) -> PlanStats | None:
-    if not path.exists():
+def _plan_stats(path: Path, stored: pl.LazyFrame, manifest: Manifest) -> PlanStats | None:
+    if manifest.identity.get(PLANLESS):
         return None
     planned = pl.col("generation") == 0
     counts = (
@@ -353,17 +356,20 @@ def _plan_stats(path: Path, stored: pl.LazyFrame, retries: Sequence[Retry]) -> P
     planned_rows = Plan(path)
     ids = planned_rows.prompt_ids(np.arange(planned_rows.prompts))
     plan = pl.LazyFrame({"prompt_id": ids, "n": planned_rows.n.astype(np.int64), "usable": ~planned_rows.tombstone})
-    owed = pl.col("n") - pl.col("stored").fill_null(0)
+    missing = pl.col("n") - pl.col("stored").fill_null(0)
     figures = plan.join(counts, on="prompt_id", how="left").select(
         pl.col("usable").sum().alias("prompts"),
         pl.col("n").filter("usable").sum().alias("samples"),
         (~pl.col("usable")).sum().alias("tombstones"),
-        owed.filter("usable").sum().alias("owed"),
+        missing.filter("usable").clip(0).sum().alias("owed"),
     )
-    listed = sum(retry.samples for retry in retries)
+    listed = sum(retry.samples for retry in manifest.retries)
     with _named(path):
-        of_plan, made_again = _collect(figures, stored.select((~planned).sum()))
-    return PlanStats(**of_plan.row(0, named=True), retries=listed, retries_owed=listed - made_again.item())
+        of_plan, rows = _collect(figures, stored.select(planned.sum(), (~planned).sum().alias("again")))
+    of_samples, (made, made_again) = of_plan.row(0, named=True), rows.row(0)
+    retries_owed = max(0, listed - made_again)
+    wanted = of_samples["samples"] - of_samples["owed"] + listed - retries_owed
+    return PlanStats(**of_samples, surplus=made + made_again - wanted, retries=listed, retries_owed=retries_owed)
 
 
 def _support_stats(rows: pl.LazyFrame, tokenizer_vocab_size: int) -> SupportStats:

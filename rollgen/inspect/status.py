@@ -1,12 +1,14 @@
 """How a run stands: `run_status(directory)`, of a live run or of one that ended. Looks, and changes nothing.
 
-Stored samples are the rows that the journal says were committed, so that a hundred thousand shards cost a listing and a
-read of their lines. Opened are only shards without a line (a commit that is being made, or a crash just before the
-line): they count when they can be read. A journalled shard that is gone does not count, because `--resume` makes its
-samples again. Keys are read only where some are needed: to see which failed samples were stored after all.
+It believes the records and does not look at what shards hold: that is what `rollgen verify` is for. Stored samples are
+the rows that the journal says were committed, so that a hundred thousand shards cost a listing and a read of their
+lines. Opened are only shards without a line (a commit that is being made, or a crash just before the line): they count
+when they can be read. A journalled shard that is gone does not count, because `--resume` makes its samples again. Keys
+are read only where some are needed: to see which failed samples were stored after all.
 
 Rates come from the modification times of committed shards, and only as long as the manifest's own time agrees with
-what it says: in a copy of a directory they mean nothing.
+what it says: in a copy of a directory they mean nothing. A live writer whose lock is younger than the manifest is still
+checking prompts or loading a model: what is here of it, it made in an earlier attempt.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ from rollgen.format.failures import read_failures
 from rollgen.format.journal import committed_shards, parse_shard_name
 from rollgen.format.manifest import PLANLESS, read_manifest
 from rollgen.format.reader import StoredShard, open_shard, read_columns
-from rollgen.format.replacement import COMPACTOR
-from rollgen.format.schema import MANIFEST_FILE, PLAN_FILE, QUARANTINE_DIR
+from rollgen.format.replacement import COMPACTOR, REPAIRER
+from rollgen.format.schema import JOURNAL_DIR, MANIFEST_FILE, PLAN_FILE, QUARANTINE_DIR
 from rollgen.inspect.find import stored_rows
 from rollgen.prompts.plan import Plan
 
@@ -35,11 +37,13 @@ if TYPE_CHECKING:
     from rollgen.format.manifest import Manifest
 
 State = Literal["starting", "running", "stopped", "complete"]
-"""Starting: planned, or loading a model, before there is a manifest. Running: a writer is alive. Complete: nothing is
-owed and nobody writes. Stopped: something may be owed, and nobody writes."""
+"""Starting: writers check prompts or load a model, and have not begun. Running: a writer is at work. Complete: all that
+was planned is stored, no more and nothing lost, and nobody writes. Stopped: anything else, and nobody writes."""
 
 RECENT_COMMITS: Final = 10
 """Of each writer, over which its rate is measured."""
+_SAMPLE_NOTHING: Final = frozenset({COMPACTOR, REPAIRER})
+"""Writers that load no model and add no attempt."""
 _CLOCK_SECONDS: Final = 60.0
 """By which the manifest's modification time may differ from the start that it records."""
 
@@ -83,6 +87,8 @@ class RunStatus:
     """Of bad input rows, which are not made."""
     owed: int | None = None
     """Planned or to be made again, not skipped, and not stored."""
+    surplus: int = 0
+    """Rows beyond those: some key is there twice, or was never planned. `rollgen verify` says which."""
     retries: int = 0
     """To be made again, as a later generation, on top of the planned ones."""
     stored: int = 0
@@ -100,7 +106,7 @@ class RunStatus:
     started_at: str | None = None
     """The last attempt's start."""
     tokens_per_second: float | None = None
-    """At the last commits of the last attempt; None when there are none to measure by."""
+    """At the last commits of the last attempt; None when there are none to measure by, as before the first of one."""
     seconds_left: float | None = None
     """Of a live run, at that rate and at the mean length of the stored samples."""
 
@@ -123,16 +129,20 @@ def run_status(directory: Path) -> RunStatus:
     plan = None if manifest.identity.get(PLANLESS) else Plan(directory / PLAN_FILE)
     stored, tokens = sum(shard.rows for shard in committed), sum(shard.tokens for shard in committed)
     retries = sum(retry.samples for retry in manifest.retries)
-    owed = None if plan is None else owed_of(plan, stored, retries=retries)
-    rate = _tokens_per_second(directory, manifest, committed, alive)
+    balance = None if plan is None else _wanted(plan, retries) - stored
+    owed = None if balance is None else max(0, balance)
+    surplus = 0 if balance is None else max(0, -balance)
+    loading = _loading(directory, alive)
+    rate = _tokens_per_second(directory, manifest, committed, alive, loading)
     failed = _failed(directory, committed, manifest) if owed != 0 else Counter()
     left = owed * tokens / stored / rate if alive and owed is not None and stored and rate else None
     return RunStatus(
-        state="running" if alive else "complete" if owed == 0 else "stopped",
+        state=_state(alive, loading, is_complete=balance == 0 and not lost),
         writers=_writers(committed, alive),
         planned=None if plan is None else plan.samples,
         skipped=None if plan is None else _skipped(plan),
         owed=owed,
+        surplus=surplus,
         retries=retries,
         stored=stored,
         failed=failed.total(),
@@ -149,12 +159,29 @@ def run_status(directory: Path) -> RunStatus:
 
 
 def owed_of(plan: Plan, done: int, *, retries: int = 0) -> int:
-    """Samples of usable rows, and `retries` on top of them, less the `done` ones."""
-    return plan.samples - _skipped(plan) + retries - done
+    """Samples of usable rows, and `retries` on top of them, less the `done` ones; never less than none."""
+    return max(0, _wanted(plan, retries) - done)
+
+
+def _wanted(plan: Plan, retries: int) -> int:
+    return plan.samples - _skipped(plan) + retries
 
 
 def _skipped(plan: Plan) -> int:
     return int(plan.n[plan.tombstone].sum())
+
+
+def _loading(directory: Path, alive: frozenset[str]) -> frozenset[str]:
+    """Live writers that have yet to begin: each takes its lock, loads a model, and adds its attempt to the manifest."""
+    begun = (directory / MANIFEST_FILE).stat().st_mtime
+    locks = {name: directory / JOURNAL_DIR / f"{name}.lock" for name in alive - _SAMPLE_NOTHING}
+    return frozenset(name for name, lock in locks.items() if lock.stat().st_mtime > begun)
+
+
+def _state(alive: frozenset[str], loading: frozenset[str], *, is_complete: bool) -> State:
+    if alive:
+        return "starting" if loading == alive else "running"
+    return "complete" if is_complete else "stopped"
 
 
 def _committed(
@@ -251,14 +278,19 @@ def _stored_of(shard: StoredShard, index: dict[str, int]) -> list[tuple[str, int
 
 
 def _tokens_per_second(
-    directory: Path, manifest: Manifest, committed: Iterable[Committed], alive: frozenset[str]
+    directory: Path,
+    manifest: Manifest,
+    committed: Iterable[Committed],
+    alive: frozenset[str],
+    loading: frozenset[str],
 ) -> float | None:
-    """Of the last attempt at its last commits: of the writers that are alive, or else of all that took part."""
+    """Of the last attempt at its last commits: of the writers that are at work, or else of all that took part."""
     started = _last_start(directory, manifest)
     if started is None:
         return None
-    shards = _by_writer(shard for shard in committed if shard.writer != COMPACTOR)  # which samples nothing
-    return sum(_rate(shards[name], started) for name in (alive or shards)) or None
+    shards = _by_writer(shard for shard in committed if shard.writer not in _SAMPLE_NOTHING)
+    names = alive - loading if alive else shards.keys()
+    return sum(_rate(shards[name], started) for name in names) or None
 
 
 def _last_start(directory: Path, manifest: Manifest) -> float | None:

@@ -8,7 +8,7 @@ from rich import filesize
 from rich.table import Table
 from rich.text import Text
 
-from rollgen.inspect.terminal import duration, facts, line, share
+from rollgen.inspect.terminal import SURPLUS, counted, duration, facts, line, share
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,19 +32,20 @@ def render_status(name: str, status: RunStatus, console: Console) -> None:
 
 def _samples(status: RunStatus) -> Iterator[Row]:
     if status.planned is None or status.owed is None or status.skipped is None:
-        yield "Stored", line(f"{status.stored:,} samples", "no plan: nothing is owed" if status.attempts else "")
+        yield "Stored", line(counted(status.stored, "sample"), "no plan: nothing is owed" if status.attempts else "")
     else:
         wanted = status.planned - status.skipped + status.retries
         again = f"{status.retries:,} of these are retries" if status.retries else ""
         what = "rows" if status.retries else "samples"
         yield "Stored", line(f"{status.stored:,} of {wanted:,} {what} ({share(status.stored, wanted)})", again)
-        yield "Owed", line(f"{status.owed:,}")
+        next_step = "--resume continues" if status.owed and status.state == "stopped" else ""
+        yield "Owed", line(f"{status.owed:,}", next_step)
     if status.failed:
         stages = (f"{stage} {count:,}" for stage, count in status.failed_by_stage.items())
         yield "Failed", line(f"{status.failed:,}, owed again", *stages)
     if status.skipped:
         yield "Skipped", line(f"{status.skipped:,} of bad input rows")
-    yield "Size", line(f"{status.tokens:,} generated tokens", filesize.decimal(status.bytes))
+    yield "Size", line(counted(status.tokens, "generated token"), filesize.decimal(status.bytes))
 
 
 def _speed(status: RunStatus) -> Iterator[Row]:
@@ -58,14 +59,17 @@ def _speed(status: RunStatus) -> Iterator[Row]:
 
 def _problems(status: RunStatus) -> Iterator[Row]:
     if status.quarantined:
-        yield "Set aside", _named(status.quarantined, "damaged shards in quarantine/")
+        yield "Set aside", _named(status.quarantined, "damaged shard", "in quarantine/")
     if status.lost:
-        yield "Lost", _named(status.lost, "shards missing or not readable: --resume makes their samples again")
+        text = "missing or not readable: --resume makes what they held again"
+        yield "Lost", _named(status.lost, "shard", text)
+    if status.surplus:
+        yield "Too many", Text(f"{counted(status.surplus, 'row')} {SURPLUS}", style="yellow")
 
 
-def _named(names: tuple[str, ...], what: str) -> Text:
+def _named(names: tuple[str, ...], noun: str, what: str) -> Text:
     more = f"and {len(names) - _NAMES:,} more" if len(names) > _NAMES else ""
-    return Text(line(f"{len(names):,} {what}", *names[:_NAMES], more).plain, style="yellow")
+    return Text(line(f"{counted(len(names), noun)} {what}", *names[:_NAMES], more).plain, style="yellow")
 
 
 def _writers(status: RunStatus) -> Table:

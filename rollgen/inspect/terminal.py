@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 Row = tuple[str, RenderableType]
 """A label and what stands beside it."""
 
+SURPLUS: Final = "more than planned: run `rollgen verify`, which says which"
+
 _BAR_WIDTH: Final = 32
 _COLUMNS: Final = 4
 _PROMPT_TAIL: Final = 160
@@ -58,6 +60,11 @@ def facts(*sections: Iterable[Row]) -> Table:
 def share(part: int, whole: int) -> str:
     """A percentage with one decimal."""
     return f"{part / whole:.1%}" if whole else "-"
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 shard`, `2,000 shards`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def number(value: float) -> str:
@@ -102,10 +109,11 @@ def _setting(value: object) -> str:
 def _progress(stats: DatasetStats) -> Iterator[Row]:
     samples, plan, failures = stats.samples, stats.plan, stats.failures
     if plan is None:
-        yield "Samples", line(f"{samples.samples:,} for {samples.prompts:,} prompts", "no plan: nothing is owed")
+        held = f"{counted(samples.samples, 'sample')} for {counted(samples.prompts, 'prompt')}"
+        yield "Samples", line(held, "no plan: nothing is owed")
     else:
         done = f"{samples.samples:,} of {plan.samples:,} ({share(samples.samples, plan.samples)})"
-        left = f"{plan.owed:,} owed" if plan.owed else "" if plan.retries_owed else "complete"
+        left = f"{plan.owed:,} owed" if plan.owed else "" if plan.retries_owed or plan.surplus else "complete"
         yield "Samples", line(done, left)
         skipped = f"input rows skipped: {plan.tombstones:,}" if plan.tombstones else ""
         yield "Prompts", line(f"{samples.prompts:,} of {plan.prompts:,} with samples", skipped)
@@ -193,8 +201,8 @@ def _logprobs(stats: DatasetStats) -> Iterator[Row]:
 
 def _files(stats: DatasetStats) -> Iterator[Row]:
     files, per_token = stats.files, stats.column_bytes_per_token
-    shards = f"{files.shards:,} shard{'' if files.shards == 1 else 's'}"
-    yield "Disk", line(filesize.decimal(files.bytes), shards, f"{files.row_groups:,} row groups")
+    counts = counted(files.shards, "shard"), counted(files.row_groups, "row group")
+    yield "Disk", line(filesize.decimal(files.bytes), *counts)
     if per_token:
         largest = dict(list(per_token.items())[:_COLUMNS])
         others = sum(per_token.values()) - sum(largest.values())
@@ -204,6 +212,8 @@ def _files(stats: DatasetStats) -> Iterator[Row]:
 
 def _warnings(stats: DatasetStats) -> Iterator[Row]:
     problems = []
+    if stats.plan is not None and stats.plan.surplus:
+        problems.append(f"{counted(stats.plan.surplus, 'row')} {SURPLUS}")
     if stats.samples.unreplayable:
         problems.append(f"samples that cannot be replayed (loaders refuse them): {stats.samples.unreplayable:,}")
     support = stats.support

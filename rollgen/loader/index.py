@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rollgen.errors import DatasetError, MissingFile, UsageError
+from rollgen.errors import DatasetError, MissingFile, Unreadable, UsageError
 from rollgen.format.journal import file_sha256
 from rollgen.format.reader import ShardReader, StoredDataset, StoredShard, open_dataset, read_columns, read_row_group
 from rollgen.format.retries import read_retries
@@ -249,14 +249,18 @@ class _Reader:
                         self._try(shard, number, group, count)
                 else:
                     self._add(read_columns(shard, [*self._names, *self._filtered]), number, range(len(rows)), rows)
+        except (MissingFile, Unreadable):  # no damage
+            raise
         except DatasetError as error:
-            if not self._skips or isinstance(error, MissingFile):
+            if not self._skips:
                 raise
             self._lose(str(stored.path), stored.line.rows if stored.line else 0, error)
 
     def _try(self, shard: ShardReader, number: int, group: int, rows: int) -> None:
         try:
             table = read_row_group(shard, group, [*self._names, *self._filtered], use_threads=False)
+        except Unreadable:
+            raise
         except DatasetError as error:
             self._lose(f"{shard.path}: row group {group}", rows, error)
         else:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from rollgen.errors import DatasetError, MissingFile
+from rollgen.errors import DatasetError, MissingFile, Unreadable
 from rollgen.format.row_groups import OpenShards, RowGroupCache
 from rollgen.loader.batch import BATCH_SCALARS, Layout, RolloutBatch, assemble
 from rollgen.loader.index import Index, Loss, report_loss
@@ -88,8 +88,10 @@ class BatchMaker:
             return None
         try:
             return self._row_groups[group]
+        except (MissingFile, Unreadable):  # no damage
+            raise
         except DatasetError as error:
-            if self._lost is None or isinstance(error, MissingFile):
+            if self._lost is None:
                 raise
             self._unreadable.add(group)
             if group not in self._lost:

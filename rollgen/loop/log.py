@@ -7,11 +7,13 @@ run is established (a refused one leaves no trace) are held back and written the
 
 from __future__ import annotations
 
+import os
 import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
+from rollgen.format.files import open_descriptor
 from rollgen.format.manifest import Manifest
 from rollgen.format.schema import LOGS_DIR
 from rollgen.inert import LINE, Discretion, brief
@@ -75,7 +77,8 @@ class RunLog:
     def _open(self, directory: Path) -> None:
         path = directory / LOGS_DIR / f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{self._writer}.log"
         path.parent.mkdir(exist_ok=True)
-        self._file = path.open("a", encoding="utf-8", errors="backslashreplace", buffering=1)
+        descriptor = open_descriptor(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        self._file = os.fdopen(descriptor, "a", encoding="utf-8", errors="backslashreplace", buffering=1)
         self._file.writelines(self._held)
         self._held.clear()
 

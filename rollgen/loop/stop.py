@@ -20,7 +20,8 @@ class Interrupted(RollgenError):
     """SIGINT or SIGTERM arrived; what was finished is committed."""
 
     def __init__(self, signal_number: int) -> None:
-        super().__init__(f"interrupted by {signal.Signals(signal_number).name}; finished samples are committed")
+        name = signal.Signals(signal_number).name
+        super().__init__(f"interrupted by {name}; finished samples are committed, --resume continues")
         self.signal_number = signal_number
 
 

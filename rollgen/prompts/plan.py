@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rollgen.errors import DatasetError, ResumeRefused
+from rollgen.format.files import new_file
 from rollgen.format.parquet import CheckedParquet, has_columns, open_parquet, translated
 from rollgen.format.schema import PLAN_SCHEMA, TOKEN_LIST
 from rollgen.rollouts import Prompt, Sampling
@@ -38,6 +39,7 @@ class PlanWriter:
     """
 
     def __init__(self, path: Path) -> None:
+        new_file(path).close()  # what pyarrow opens next
         self._writer = pq.ParquetWriter(
             path,
             PLAN_SCHEMA,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from json.decoder import JSONDecodeError
 from typing import TYPE_CHECKING, Any
 
@@ -92,8 +93,7 @@ def _skip_space(text: str, position: int) -> int:
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) < len(pairs):
-        keys = [key for key, _ in pairs]
-        repeated = next(key for key in keys if keys.count(key) > 1)
+        repeated = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
         raise ValueError(f"key {json.dumps(repeated)} occurs twice in one object; keep one")
     return fields
 

@@ -136,14 +136,16 @@ def _parse(data: bytes, rules: RowRules) -> Row | BadRow:
     parameters = take_parameters(fields, rules.run, rules.vocab_size, problems)
     if problems or prompt is None:
         return BadRow(prompt_id, _line_hash(data), parameters, tuple(problems))
-    members = member_texts(text) if fields or prompt.kind == "messages" else {}
+    others = list(fields)
+    fields.clear()  # values of a hostile row take 25 times its text: not while they are parsed again
+    members = member_texts(text) if others or prompt.kind == "messages" else {}
     return Row(
         prompt_id=prompt_id,
         content_hash=_content_hash(prompt),
         content=_content(prompt, rules),
         prompt={"messages": members.get(prompt.name, ("", ""))[1], "prompt": prompt.value}.get(prompt.kind),
         parameters=parameters,
-        metadata="{" + ", ".join(": ".join(members[key]) for key in fields) + "}" if fields else None,
+        metadata="{" + ", ".join(": ".join(members[key]) for key in others) + "}" if others else None,
     )
 
 

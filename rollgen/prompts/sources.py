@@ -45,8 +45,13 @@ ENDINGS = (*_TEXT_ENDINGS, *(text + packed for text in _TEXT_ENDINGS for packed 
 """Of the files that are taken from a directory."""
 _STDIN = frozenset({"-", "/dev/stdin", "/dev/fd/0", "/proc/self/fd/0"})
 _PATTERN_SIGNS = frozenset("*?[")
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _BUFFER = 1 << 20
+_MOST_BYTES = 256 << 20
+_MOST_GROWTH = 10_000
+"""Rows may come to more bytes than the former if they come to less than the latter times the size of their file.
+
+No text that someone wrote compresses that well, but 785 bytes of Parquet can refer 4,096 times to one text of 16 MiB.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +88,24 @@ class _Source:
     def lines(self, tally: Tally) -> Iterator[Line]:
         """Its rows. `tally` gets the bytes of the file as they were needed, all of them for Parquet."""
         with self.path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            rows: Iterable[tuple[int, bytes]]
             if is_parquet(file):
                 for block in iter(partial(file.read, _BUFFER), b""):
                     tally.add(block)
-                prefix, first, rows = f"{self.label}: row ", 0, read_rows(self.path, self.label)
+                prefix, first, rows = f"{self.label}: row ", 0, enumerate(read_rows(self.path, self.label))
             else:
-                prefix, first = (f"{self.label}:", 1) if self.first_row is None else ("row ", self.first_row)
+                prefix, first = (f"{self.label}:", 0) if self.first_row is None else ("row ", self.first_row - 1)
                 rows = read_lines(file, self.label, tally)
-            for number, data in enumerate(rows, first):
-                stripped = data.removeprefix(_BYTE_ORDER_MARK).strip(b" \t\r\n")
-                if stripped:
-                    yield Line(prefix, number, stripped)
+            yielded = 0
+            for number, data in rows:
+                yielded += len(data)
+                if yielded > _MOST_BYTES and yielded > _MOST_GROWTH * size:
+                    raise UsageError(
+                        f"{self.label}: {yielded >> 20} MiB of rows, and more to come, from a file of {size} bytes; "
+                        "that is no file of prompts"
+                    )
+                yield Line(prefix, first + number, data)
 
 
 class PromptFiles:

@@ -2,7 +2,8 @@
 
 Plain text, gzip (any number of members) and zstd (any number of frames, skippable ones too, windows up to 2 GiB) are
 read as a stream in flat memory. A compressed stream that ends early or fails its own checksum is refused: half of a
-file of prompts looks like a whole one. Lines end at `\\n` and nowhere else.
+file of prompts looks like a whole one. Lines end at `\\n` and nowhere else. A few kilobytes can decompress to lines or
+to blanks without end: neither may be longer than any row is.
 """
 
 from __future__ import annotations
@@ -36,8 +37,17 @@ _MAGIC_BYTES = 6
 _BLOCK = 16 << 10
 """Bytes decompressed at a time: a hostile zstd block grows 32,768-fold, so at most 512 MiB come of it."""
 _BUFFER = 128 << 10
-_LONGEST_LINE = 256 << 20
-"""Bytes. A longer line is not a prompt but a file without line ends, which would fill the memory."""
+MAX_ROW_BYTES = 64 << 20
+"""Of a line, its end included. A longer one is not a prompt but a file without line ends, which would fill the memory.
+
+Rows of tables have the same limit.
+"""
+_MAX_BLANK_BYTES = 16 << 20
+"""Of lines with nothing on them, between two rows."""
+_FEW_BLANK_BYTES = 1 << 10
+"""More of them are skipped in blocks."""
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_SPACE = b" \t\r\n"
 _MAX_WINDOW = 1 << 31
 
 
@@ -64,11 +74,12 @@ def is_parquet(file: io.BufferedReader) -> bool:
     return file.peek(_MAGIC_BYTES).startswith(_PARQUET)
 
 
-def read_lines(file: io.BufferedReader, label: str, tally: Tally) -> Iterator[bytes]:
-    """The lines of a text file at its start, decompressed, newlines included. `tally` gets the bytes as they lie there.
+def read_lines(file: io.BufferedReader, label: str, tally: Tally) -> Iterator[tuple[int, bytes]]:
+    """The lines of a text file at its start, decompressed, each with its number from 1 and without space around it.
 
-    Plain text is tallied line by line, compressed text in blocks of 16 KiB, as far as they were needed. Raises
-    UsageError, naming `label`, for a damaged or unreadable file and for a line that cannot be one.
+    Blank lines count but do not come. `tally` gets the bytes as they lie there: plain text line by line, compressed
+    text in blocks of 16 KiB, as far as they were needed. Raises UsageError, naming `label`, for a damaged or unreadable
+    file and for a line that cannot be one.
     """
     start = file.peek(_MAGIC_BYTES)[:_MAGIC_BYTES]
     for magic, what in _UNREADABLE.items():
@@ -79,18 +90,38 @@ def read_lines(file: io.BufferedReader, label: str, tally: Tally) -> Iterator[by
     elif start.startswith((_ZSTD, *_SKIPPABLE_ZSTD)):
         yield from _split(_inflate(file, tally, _new_unzstd, f"{label}: the zstd data", "zstd -t"), label)
     else:
-        for line in _split(file, label):
-            tally.add(line)
-            yield line
+        yield from _split(file, label, tally)
 
 
-def _split(file: io.BufferedReader, label: str) -> Iterator[bytes]:
-    for number, line in enumerate(iter(partial(file.readline, _LONGEST_LINE), b""), 1):
-        if len(line) == _LONGEST_LINE:
-            raise UsageError(
-                f"{label}:{number}: a line of {_LONGEST_LINE >> 20} MiB or more; write one JSON object a line"
-            )
-        yield line
+def _split(file: io.BufferedReader, label: str, tally: Tally | None = None) -> Iterator[tuple[int, bytes]]:
+    number = blank = 0
+    while piece := _blank_lines(file) if blank > _FEW_BLANK_BYTES else file.readline(MAX_ROW_BYTES):
+        if tally is not None:
+            tally.add(piece)
+        number += piece.count(b"\n") or 1  # the last line may lack its end
+        if len(piece) == MAX_ROW_BYTES:
+            raise UsageError(f"{label}:{number}: a line of {_mib(MAX_ROW_BYTES)} or more; write one JSON object a line")
+        if row := piece.removeprefix(_BYTE_ORDER_MARK).strip(_SPACE):
+            yield number, row
+            blank = 0
+            continue
+        blank += len(piece)
+        if blank > _MAX_BLANK_BYTES:
+            raise UsageError(f"{label}:{number}: more than {_mib(_MAX_BLANK_BYTES)} of blank lines; remove them")
+
+
+def _blank_lines(file: io.BufferedReader) -> bytes:
+    """All the blank lines that begin the buffer, or the next line where there are none; empty at the end of the file.
+
+    Looking at the buffer copies it, which is not worth it for every line.
+    """
+    buffered = file.peek()
+    end = buffered.rfind(b"\n", 0, len(buffered) - len(buffered.lstrip(_SPACE))) + 1
+    return file.read(end) if end else file.readline(MAX_ROW_BYTES)
+
+
+def _mib(size: int) -> str:
+    return f"{size >> 20} MiB"
 
 
 class _Decompressor(Protocol):

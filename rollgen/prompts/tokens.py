@@ -8,6 +8,9 @@ a run says so, and keep their ids: one that begins with the beginning-of-sequenc
 that begins with another special token (`<|im_start|>`) gets what the tokenizer adds to any text, as in vLLM's
 `generate`: many strip the first token from a rendered chat so that it is added again.
 
+A text of megabytes takes minutes. Whether a long one can fit the context at all is asked of its beginning first: where
+that alone has twice the tokens, the rest cannot take them back.
+
 A last turn of the assistant is continued as transformers does (`continue_final_message`): the prompt ends with its
 text, trimmed where the template trims it, and no generation prompt follows.
 """
@@ -32,6 +35,10 @@ if TYPE_CHECKING:
     from rollgen.prompts.rows import Row
     from rollgen.rollouts import Int32Array
 
+_SHORT_TEXT = 1 << 16
+"""Characters of a text that is tokenised as it is."""
+_CHARACTERS_A_TOKEN = 8
+"""Of the first beginning that is asked, for each token of the context; then it doubles."""
 _RENDER_ERRORS = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
 """What Jinja and the Python expressions inside a template raise for a chat they do not accept."""
 
@@ -62,6 +69,10 @@ class PromptEncoder:
                 raw[index] = row.content
             elif problem := self._render_into(chats, index, row.content):
                 encoded[index] = problem
+        for texts in (raw, chats):
+            for index in [index for index, text in texts.items() if self._is_hopeless(text)]:
+                del texts[index]
+                encoded[index] = self._too_long(f"more than {2 * self._model.context_length}")
         encoded |= zip(raw, self._tokenize_raw(list(raw.values())), strict=True)
         encoded |= zip(chats, self._tokenize(list(chats.values()), add_special_tokens=False), strict=True)
         return [self._check(encoded[index]) for index in range(len(rows))]
@@ -125,6 +136,16 @@ class PromptEncoder:
             for text, ids in zip(texts, encoded, strict=True)
         ]
 
+    def _is_hopeless(self, text: str) -> bool:
+        """Whether a text is sure not to fit the context, said by as little of it as tells."""
+        size = max(_SHORT_TEXT, _CHARACTERS_A_TOKEN * self._model.context_length)
+        while size < len(text):
+            (ids,) = self._tokenize([text[:size]], add_special_tokens=False)
+            if ids.size > 2 * self._model.context_length:
+                return True
+            size *= 2
+        return False
+
     def _tokenize(self, texts: list[str], *, add_special_tokens: bool) -> list[Int32Array]:
         if not texts:
             return []
@@ -145,11 +166,14 @@ class PromptEncoder:
                 f"({self._model.vocab_size}); use the model's own tokenizer"
             )
         if item.size >= self._model.context_length:
-            return (
-                f"the prompt fills the context: {item.size} tokens of {self._model.context_length}; "
-                "shorten it, or raise --max-model-len if the model allows"
-            )
+            return self._too_long(str(item.size))
         return item
+
+    def _too_long(self, tokens: str) -> str:
+        return (
+            f"the prompt fills the context: {tokens} tokens of {self._model.context_length}; "
+            "shorten it, or raise --max-model-len if the model allows"
+        )
 
 
 def _special_tokens(model: ModelInfo) -> tuple[str, ...]:

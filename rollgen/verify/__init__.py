@@ -7,6 +7,8 @@ rows.py        every token of every row against the invariants
 planned.py     rows against the plan: nothing twice, nothing that was not asked for, seeds as the hash says
 dataset.py     all of these over a directory: `verify_dataset`
 recompute.py   log pi of the sampled tokens once more, by another implementation: does the dataset replay?
+truncation.py  whether supports are what top-k, top-p and min-p leave of a model's logits
+tallies.py     sums over the tokens of that
 recomputation.py   the figures of that and what follows from them
 repair.py      what is damaged is set aside, and the journal made again from the shards that are not
 terminal.py    the outcome as text

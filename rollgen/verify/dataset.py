@@ -8,6 +8,7 @@ of the plan, and 16 bytes a row.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from rollgen.errors import DatasetError
 from rollgen.format.commit import live_writers
 from rollgen.format.journal import RECORD_FILE, is_unfinished, list_shards, parse_shard_name
 from rollgen.format.manifest import PLANLESS, Manifest
-from rollgen.format.schema import DATA_DIR, FAILURES_DIR, JOURNAL_DIR, QUARANTINE_DIR
+from rollgen.format.schema import DATA_DIR, FAILURES_DIR, JOURNAL_DIR, QUARANTINE_DIR, RETRY_FILES, retry_file
 from rollgen.verify.files import CheckTable, ShardContent, check_bytes, check_content, check_counts
 from rollgen.verify.findings import Finding, Findings, Kind
 from rollgen.verify.planned import Keys, Planned, check_planless
@@ -33,9 +34,10 @@ from rollgen.verify.records import (
 
 Progress = Callable[[int, int], None]
 """Called with the bytes of shards that are verified, and those of all."""
+_REPLACEMENT_SECONDS: Final = 60
 _DIRECTORIES: Final[dict[str, Kind]] = {
     ".": "manifest",
-    DATA_DIR: "damaged",
+    DATA_DIR: "unreadable",
     JOURNAL_DIR: "journal",
     FAILURES_DIR: "failures",
 }
@@ -104,11 +106,19 @@ def verify_dataset(directory: Path, *, progress: Progress | None = None) -> Veri
     closed = _check_directories(directory)
     if closed.total:
         return _outcome(closed)
+    _wait_for_replacement(directory)
     while True:
         moment = _moment(directory)
         verification = _verify(directory, progress)
         if verification.is_clean or _moment(directory) == moment:
             return verification
+
+
+def _wait_for_replacement(directory: Path) -> None:
+    """Let a writer that is replacing shards finish, which takes it an instant. One that is dead is not waited for."""
+    deadline = time.monotonic() + _REPLACEMENT_SECONDS
+    while is_unfinished(directory) and _live_writers(directory, []) and time.monotonic() < deadline:
+        time.sleep(0.05)
 
 
 def _check_directories(directory: Path) -> Findings:
@@ -182,13 +192,13 @@ def _verify(directory: Path, progress: Progress | None) -> Verification:
     check_failures(directory, planned, findings)
     for name in sorted(committed - {path.name for path in paths}):
         findings.add("missing", directory / DATA_DIR / name, "not there, though committed; --resume makes it again")
-    shards = _Shards(journal, manifest, _planned_check(manifest, planned), findings, notes, alive)
+    shards = _Shards(journal, manifest, _planned_check(manifest, planned), findings, alive)
     found = [(path, content) for path, content in shards.check(paths, progress) if content is not None]
     _check_unique(found, findings)
-    notes += _other_files(directory, journal)
+    notes += [*shards.notes(), *_other_files(directory, journal), *_other_lists(directory, manifest)]
     whole = ShardContent.joined([content for _, content in found])
     if whole.beyond_tokenizer:
-        notes.append(f"{whole.beyond_tokenizer:,} sampled ids are beyond the tokenizer, inside the model's vocabulary")
+        notes.append(f"sampled ids beyond the tokenizer, inside the model's vocabulary: {whole.beyond_tokenizer:,}")
     return _outcome(
         findings,
         notes=tuple(notes),
@@ -214,10 +224,20 @@ class _Shards:
     manifest: Manifest | None
     check_planned: CheckTable
     findings: Findings
-    notes: list[str]
     alive: frozenset[str]
     """Writers."""
     bytes: int = 0
+    unfinished: int = 0
+    """Shards whose writers are alive and have yet to write the journal lines."""
+    unheard: int = 0
+    """Shards without a journal line, unless it is one of those that cannot be read."""
+
+    def notes(self) -> Iterator[str]:
+        """What is not wrong."""
+        if self.unfinished:
+            yield f"shards whose writers are alive and have yet to write their journal lines: {self.unfinished:,}"
+        if self.unheard:
+            yield f"shards without a journal line, unless it is one that cannot be read: {self.unheard:,}"
 
     def check(self, paths: Sequence[Path], progress: Progress | None) -> Iterator[tuple[Path, ShardContent | None]]:
         """Each shard with what it holds; None where that cannot be told."""
@@ -230,7 +250,7 @@ class _Shards:
             except FileNotFoundError:
                 self.findings.add("missing", path, "not there any more: it was listed when verification began")
             except (OSError, DatasetError) as error:
-                self.findings.add("damaged", path, error)
+                self.findings.add_error(path, error)
             if progress is not None:
                 progress(self.bytes, whole)
 
@@ -242,16 +262,16 @@ class _Shards:
         if self.manifest is None:
             return None
         content = check_content(path, self.manifest, self.check_planned, self.findings)
-        if committed and line is not None and content is not None:
+        if committed and line is not None and content is not None and content.is_whole:
             check_counts(path, line, content.totals, self.findings)
         return content
 
     def _note_unjournalled(self, path: Path) -> None:
         parsed = parse_shard_name(path.name)
         if parsed and parsed[0] in self.alive:
-            self.notes.append(f"{path.name}: its writer is alive and has yet to write its journal line")
+            self.unfinished += 1
         elif parsed and parsed[0] in self.journal.damaged:
-            self.notes.append(f"{path.name}: has no journal line, unless it is one that cannot be read")
+            self.unheard += 1
         else:
             problem = (
                 "no journal line: a commit that was interrupted; `rollgen repair` or --resume verifies and adds it"
@@ -291,6 +311,14 @@ def _count_samples(planned: Planned, keys: Keys) -> Samples:
     return Samples(total, distinct, total - skipped - distinct, skipped)
 
 
+def _other_lists(directory: Path, manifest: Manifest | None) -> Iterator[str]:
+    """Lists of retries that the manifest does not know: one that came to nothing, or the manifest is an old copy."""
+    known = {retry_file(retry.generation) for retry in manifest.retries} if manifest else set()
+    for path in sorted(directory.glob(RETRY_FILES)) if manifest else ():
+        if path.name not in known:
+            yield f"{path.name} is not in the manifest: a retry that never began, or the manifest is an older copy"
+
+
 def _other_files(directory: Path, journal: JournalContent) -> Iterator[str]:
     """What lies beside the shards, in words."""
     names = [path.name for path in (directory / DATA_DIR).glob("*")]
@@ -299,9 +327,9 @@ def _other_files(directory: Path, journal: JournalContent) -> Iterator[str]:
     foreign = [name for name in names if name not in temporary and parse_shard_name(name) is None]
     for count, text in (
         (len(temporary), "temporary files of commits that go on or were interrupted"),
-        (len(retired), "files in data/ that were retired: not part of the dataset"),
-        (len(foreign), "other files in data/: not part of the dataset"),
+        (len(retired), "files in data/ that were retired and are not part of the dataset"),
+        (len(foreign), "other files in data/, which are not part of the dataset"),
         (sum(1 for _ in (directory / QUARANTINE_DIR).glob("*")), "files in quarantine/"),
     ):
         if count:
-            yield f"{count:,} {text}"
+            yield f"{text}: {count:,}"

@@ -7,11 +7,12 @@ are affected. One row group is in memory at a time; of its rows only the keys ar
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from rollgen.errors import DatasetError
@@ -19,7 +20,7 @@ from rollgen.format.journal import JournalLine, Totals, file_sha256, footer_sha2
 from rollgen.format.manifest import Manifest
 from rollgen.format.reader import ShardReader, count_mask_ids, open_shard, read_row_group
 from rollgen.format.schema import FOOTER_CONFIG_DIGEST, FOOTER_TOKENIZER_VOCAB_SIZE, FOOTER_VOCAB_SIZE
-from rollgen.verify.findings import Findings
+from rollgen.verify.findings import Findings, Kind
 from rollgen.verify.planned import Keys
 from rollgen.verify.rows import Violation, check_rows
 
@@ -37,6 +38,8 @@ class ShardContent:
     """Sampled ids that the tokenizer does not know and the model does."""
     row_groups: tuple[tuple[int, int], ...]
     """Number and rows of each row group that could be read."""
+    is_whole: bool = True
+    """Whether that is all of them."""
 
     @classmethod
     def joined(cls, parts: Sequence[ShardContent]) -> ShardContent:
@@ -76,7 +79,7 @@ def check_content(path: Path, manifest: Manifest, check_planned: CheckTable, fin
     try:
         shard = open_shard(path)
     except DatasetError as error:
-        findings.add("damaged", path, error)
+        findings.add_error(path, error)
         return None
     with shard:
         if not _belongs(path, shard, manifest, findings):
@@ -86,7 +89,8 @@ def check_content(path: Path, manifest: Manifest, check_planned: CheckTable, fin
             for index in range(len(shard.row_group_rows))
             if (part := _check_row_group(path, shard, index, manifest, check_planned, findings)) is not None
         ]
-    content = ShardContent.joined(parts)
+        whole = len(parts) == len(shard.row_group_rows)
+    content = replace(ShardContent.joined(parts), is_whole=whole)
     _check_order(path, content, findings)
     return content
 
@@ -132,7 +136,7 @@ def _check_row_group(
     try:
         table = read_row_group(shard, index, use_threads=False)
     except DatasetError as error:
-        findings.add("damaged", path, error, place)
+        findings.add_error(path, error, place)
         return None
     for violation in _violations(table, manifest, check_planned):
         findings.add(
@@ -150,10 +154,27 @@ def _check_row_group(
 def _violations(table: pa.Table, manifest: Manifest, check_planned: CheckTable) -> Iterator[Violation]:
     yield from check_rows(table, manifest.vocab_size)
     yield from check_planned(table)
+    yield from _contradictions(table, manifest)
+
+
+def _contradictions(table: pa.Table, manifest: Manifest) -> Iterator[Violation]:
+    """Rows that the manifest says there are none of."""
     retried = table["generation"].to_numpy() > len(manifest.retries)
     if retried.any():
         problem = f"of a retry that the manifest, which has {len(manifest.retries)}, does not know"
-        yield Violation("unplanned", int(retried.argmax()), None, problem, int(np.count_nonzero(retried)))
+        yield _violation("unplanned", retried, problem)
+    unreplayable = ~table["replayable"].to_numpy()
+    if manifest.identity.get("allow_unreplayable") is False and unreplayable.any():
+        yield _violation("mismatch", unreplayable, "replayable is false, the manifest's allow_unreplayable too")
+    lengths = table["prompt_length"].to_numpy().astype(np.int64) + table["response_length"].to_numpy()
+    longer = lengths > manifest.model.context_length
+    if longer.any():
+        problem = f"{lengths[longer.argmax()]} tokens, more than the model's context of {manifest.model.context_length}"
+        yield _violation("mismatch", longer, problem)
+
+
+def _violation(kind: Kind, bad: npt.NDArray[np.bool_], problem: str) -> Violation:
+    return Violation(kind, int(bad.argmax()), None, problem, int(np.count_nonzero(bad)))
 
 
 def _describe(table: pa.Table, violation: Violation) -> str:

@@ -7,6 +7,7 @@ Kinds of findings, by what has to be done about them:
     replacement                  shards are being replaced, or that was interrupted: finish it with `rollgen compact`
     missing, unjournalled        a shard that the journal knows and `data/` does not have, and the other way round
     bytes, sha256, footer        a shard is not the file that was committed
+    unreadable                   the machine could not read it: memory, disk or permissions; nothing is known about it
     damaged                      a shard, or a row group, that cannot be read or fails its checksums
     foreign                      a shard of another dataset
     counts                       a shard does not hold what its journal line says
@@ -24,6 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+from rollgen.errors import DatasetError, Unreadable
+
 Kind = Literal[
     "manifest",
     "plan",
@@ -36,6 +39,7 @@ Kind = Literal[
     "bytes",
     "sha256",
     "footer",
+    "unreadable",
     "damaged",
     "foreign",
     "counts",
@@ -91,6 +95,11 @@ class Findings:
     def total(self) -> int:
         """How many there are, kept or not."""
         return self.by_kind.total()
+
+    def add_error(self, path: Path, error: DatasetError | OSError, place: str = "") -> None:
+        """What reading a file, or a place in it, came to: it is damaged, or the machine could not read it."""
+        damaged = isinstance(error, DatasetError) and not isinstance(error, Unreadable)
+        self.add("damaged" if damaged else "unreadable", path, error, place)
 
     def add(self, kind: Kind, path: Path, problem: object, place: str = "", count: int = 1) -> None:
         """Add one. `problem` is a text, or an error whose text begins with the file and the place."""

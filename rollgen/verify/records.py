@@ -6,6 +6,7 @@ hide what else is wrong.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
@@ -22,13 +23,15 @@ from rollgen.format.journal import JournalLine, file_sha256, parse_shard_name
 from rollgen.format.jsonlines import parse_lines
 from rollgen.format.manifest import PLANLESS, Manifest, read_manifest
 from rollgen.format.retries import RetryList, read_retries
-from rollgen.format.schema import FAILURES_DIR, JOURNAL_DIR, MANIFEST_FILE, PLAN_FILE, retry_file
+from rollgen.format.schema import FAILURES_DIR, JOURNAL_DIR, MANIFEST_FILE, PLAN_FILE, has_generation, retry_file
 from rollgen.prompts.plan import Plan
 from rollgen.verify.planned import Planned
+from rollgen.verify.rows import is_json_object
 
 if TYPE_CHECKING:
     from rollgen.verify.findings import Findings, Kind
 
+_VERSION = re.compile(r"1\.[0-9]+")
 _Line = TypeVar("_Line", JournalLine, Failure)
 
 
@@ -68,6 +71,10 @@ def _manifest_problems(manifest: Manifest) -> Iterator[str]:
     for key, value in said_again.items():
         if manifest.identity.get(key, value) != value:
             yield f"identity.{key} is {manifest.identity[key]!r}, elsewhere it is {value!r}"
+    if not _VERSION.fullmatch(manifest.format_version):
+        yield f"format_version is {manifest.format_version!r}"
+    elif manifest.retries and not has_generation(manifest.format_version):
+        yield f"there are retries, which format {manifest.format_version} has not"
     for name in ("vocab_size", "tokenizer_vocab_size"):
         if getattr(manifest, name) < 1:
             yield f"{name} is {getattr(manifest, name)}"
@@ -173,6 +180,10 @@ def _batch_problems(batch: pa.RecordBatch, vocab_size: int) -> Iterator[tuple[st
     yield "min_p is not in [0, 1]", ~((columns["min_p"] >= 0) & (columns["min_p"] <= 1))
     yield "top_k is below 0", columns["top_k"] < 0
     yield "max_tokens is below 1", columns["max_tokens"] < 1
+    yield "seed is below 0", batch.column("seed").to_numpy() < 0
+    metadata = (text.as_py() for text in batch.column("metadata"))  # one at a time: each may be large
+    valid = (text is None or is_json_object(text) for text in metadata)
+    yield "metadata is no JSON object", ~np.fromiter(valid, np.bool_, batch.num_rows)
     tokens = batch.column("prompt_token_ids").flatten().to_numpy()
     outside = np.zeros(batch.num_rows, np.bool_)
     outside[np.repeat(np.arange(batch.num_rows), lengths)[(tokens < 0) | (tokens >= vocab_size)]] = True
@@ -198,5 +209,14 @@ def check_failures(directory: Path, planned: Planned | None, findings: Findings)
     """Lines of failures, and that they are of samples that were asked for."""
     for path in sorted((directory / FAILURES_DIR).glob("*.jsonl")):
         for place, failure in _lines(path, Failure, "failures", findings):
-            if failure and planned and not 0 <= failure.prompt_index < planned.plan.prompts:
+            if failure is None or planned is None:
+                continue
+            if not 0 <= failure.prompt_index < planned.plan.prompts:
                 findings.add("failures", path, f"prompt_index {failure.prompt_index} is not in the plan", place)
+            elif (failure.stage == "input") != planned.plan.tombstone[failure.prompt_index]:
+                problem = f"stage {failure.stage}, of a prompt that the plan says was {_was(failure.stage)}"
+                findings.add("failures", path, problem, place)
+
+
+def _was(stage: str) -> str:
+    return "not skipped" if stage == "input" else "skipped"

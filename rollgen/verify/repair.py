@@ -8,23 +8,17 @@
                without them takes its place, at once
 
 Nothing is deleted, and no name in quarantine/ is taken twice. Killed anywhere, the dataset reads as its lines say or is
-refused as before, and the next repair does the rest. No writer may be alive meanwhile, and none can start. Lines that
-stay are copied byte by byte. A torn last line is no damage: it is left to the file's next writer, and where the file is
-replaced it stays in the old one.
+refused, as before or because a wrong line and the right one are both there, and the next repair does the rest. No
+writer may be alive meanwhile, and none can start. Lines that stay are copied byte by byte. A torn last line is no
+damage: it is left to the file's next writer, and where the file is replaced it stays in the old one.
 
-A sound shard passes every check of `verify`, its rows against the plan too where plan and retry lists are in order.
-Where it differs from its journal line, one of the two is damaged:
+Which shards are sound, and which are left alone, says `judge.py`. A retirement counts, except that of a shard which is
+in its place and was committed with other bytes, hashes or counts: then its name is damaged, and it was another's.
 
-    the SHA-256 of the whole file is the line's      the shard is what was committed, and the line gets right counts
-    only that SHA-256 differs                        size, footer and counts are the line's and each page passes its
-                                                     checksum: whichever of the two is damaged, every value is what was
-                                                     committed, because no other byte decides one. The line is made anew
-    else                                             set aside: nothing vouches for the footer, which has no checksum
-    there is no line that can be read                the shard is the only witness: verified, it gets one, as after a
-                                                     crash
-
-A retirement counts, except that of a shard which is in its place and was committed with other bytes, hashes or counts:
-then its name is damaged, and it was another's.
+A compaction that was interrupted is completed first; that deletes or moves what it replaces, as it was told to. Where
+it cannot be completed, because its record, the journal or a new shard is damaged, all shards that it has made get their
+names, and copies are set aside: the old shards where all new ones are sound, else the new ones. Its record, which keeps
+readers away, goes to quarantine/ at the very end.
 
 Manifest, plan and retry lists cannot be made again from shards (a resume makes the plan again). Without a manifest
 nothing can be judged. Cost: twice that of `verify`, which follows.
@@ -32,62 +26,45 @@ nothing can be judged. Cost: twice that of `verify`, which follows.
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
-import numpy as np
-
-from rollgen.errors import DatasetError, ResumeRefused
+from rollgen.errors import DatasetError, ResumeRefused, Unreadable
+from rollgen.format import replacement
 from rollgen.format.commit import WriterSlot, live_writers, quarantine_place
 from rollgen.format.failures import Failure
-from rollgen.format.files import open_regular
-from rollgen.format.journal import (
-    RECORD_FILE,
-    JournalLine,
-    Totals,
-    file_sha256,
-    footer_sha256,
-    is_unfinished,
-    list_shards,
-    parse_shard_name,
-)
-from rollgen.format.jsonlines import MAX_LINE_BYTES, encode_line, parse_lines
-from rollgen.format.manifest import Manifest, fsync_directory, read_manifest
-from rollgen.format.replacement import complete
-from rollgen.format.schema import DATA_DIR, FAILURES_DIR, JOURNAL_DIR, MANIFEST_FILE, QUARANTINE_DIR
+from rollgen.format.files import new_file, refuse_links
+from rollgen.format.journal import RECORD_FILE, JournalLine, is_unfinished, list_shards
+from rollgen.format.jsonlines import encode_line
+from rollgen.format.manifest import fsync_directory, read_manifest
+from rollgen.format.replacement import REPAIRER
+from rollgen.format.schema import DATA_DIR, FAILURES_DIR, JOURNAL_DIR, QUARANTINE_DIR, RETIRED_DIR
 from rollgen.verify.dataset import Progress, Verification, verify_dataset
-from rollgen.verify.files import CheckTable, check_content
-from rollgen.verify.findings import Findings
-from rollgen.verify.planned import Keys, Planned, check_planless
+from rollgen.verify.files import CheckTable
+from rollgen.verify.findings import KEPT_PER_KIND, Findings
+from rollgen.verify.judge import Judge, Judged, without_copies
+from rollgen.verify.lines import JournalLines, Lines, line_files, read_all_lines
+from rollgen.verify.planned import Planned, check_planless
 from rollgen.verify.records import check_planned
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-    from rollgen.rollouts import Int64Array
-
-REPAIRER = "repair"
-"""The writer whose journal takes the lines that a repair makes."""
-
-Action = Literal["completed", "quarantined", "retired", "journalled", "rewritten"]
+Action = Literal["completed", "quarantined", "retired", "journalled", "rewritten", "left"]
 _Line = TypeVar("_Line", bound="DataclassInstance")
-_Lines = list[tuple[bytes, _Line | None]]
-"""The complete lines of a file: as they are, and what they say; None for a damaged one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One thing that was done, or would be."""
+    """One thing that was done, or would be; or was left, though something is wrong."""
 
     action: Action
-    """completed: an interrupted replacement; quarantined: a shard was set aside; retired: one that is missing;
-    journalled: a shard got its line; rewritten: a file got rid of lines."""
+    """completed: an interrupted replacement; quarantined: a file was set aside; retired: a shard that is missing;
+    journalled: a shard got its line; rewritten: a file got rid of lines; left: a shard that this cannot judge."""
     file: str
     """Relative to the dataset."""
     reason: str
@@ -99,54 +76,138 @@ class Repair:
     """The outcome."""
 
     changes: tuple[Change, ...]
+    left: tuple[Change, ...]
+    """What is wrong, or may be, and was not touched."""
+    dry_run: bool
     verification: Verification | None
-    """Of the dataset afterwards: its findings are what could not be mended. None after a dry run."""
+    """Of the dataset afterwards: its findings are what could not be mended. None where a dry run has changes to tell:
+    they come first."""
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing is wrong any more."""
+        return self.verification is not None and self.verification.is_clean and not self.left
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-able."""
-        verification = None if self.verification is None else self.verification.to_json()
+        """JSON-able, and bounded: see `shown`."""
         return {
-            "clean": None if self.verification is None else self.verification.is_clean,
-            "dry_run": self.verification is None,
-            "changes": [asdict(change) for change in self.changes],
-            "verification": verification,
+            "clean": None if self.verification is None else self.is_settled,
+            "dry_run": self.dry_run,
+            "changes": [asdict(change) for change in shown(self.changes)],
+            "changes_by_action": dict(Counter(change.action for change in self.changes)),
+            "left": [asdict(change) for change in shown(self.left)],
+            "left_total": len(self.left),
+            "verification": None if self.verification is None else self.verification.to_json(),
         }
+
+
+def shown(changes: Iterable[Change]) -> list[Change]:
+    """The first of each action, as many as of a kind of findings."""
+    seen: Counter[Action] = Counter()
+    first = []
+    for change in changes:
+        seen[change.action] += 1
+        if seen[change.action] <= KEPT_PER_KIND:
+            first.append(change)
+    return first
 
 
 def repair_dataset(directory: Path, *, dry_run: bool = False, progress: Progress | None = None) -> Repair:
     """Repair a dataset directory; a `dry_run` only looks.
 
     Raises ResumeRefused while a writer is alive, UsageError when no lock can be had because the directory cannot be
-    written, and DatasetError when there is no readable manifest, when a replacement of shards was interrupted and
-    cannot be completed, or when a file cannot be read or written: what was done by then stays done.
+    written, and DatasetError when there is no readable manifest, or when a file other than a shard cannot be read or
+    written: what was done by then stays done.
     """
     read_manifest(directory)  # before the slot, which makes directories
     try:
         if dry_run:
-            return Repair(_foresee(directory, progress), None)
+            return _foresee(directory, progress)
         with WriterSlot(directory, REPAIRER, afresh=True):
-            completed = [_completion()] if is_unfinished(directory) else []
-            complete(directory)
-            work = _look(directory, progress)
+            first = _first(directory)
+            replacement_left = bool(first) and first[0].action == "quarantined"
+            if first and not replacement_left:
+                replacement.complete(directory)
+            work = _look(directory, progress, _Undone.of(directory) if replacement_left else _Undone())
             _carry_out(work)
-            return Repair((*completed, *work.changes), verify_dataset(directory, progress=progress))
+            if replacement_left:
+                _set_record_aside(directory)
+            verification = verify_dataset(directory, progress=progress)
+            return Repair((*first, *work.changes), tuple(work.left), dry_run=False, verification=verification)
     except OSError as error:
         raise DatasetError(
             f"{error.filename or directory}: cannot be read or written: {error.strerror or error}; nothing is lost: "
             "mend that, and repair again"
         ) from error
+    except MemoryError as error:
+        reason = str(error) or "out of memory"
+        raise Unreadable(f"{directory}: {reason}; nothing is lost: give the machine more, and repair again") from error
 
 
-def _foresee(directory: Path, progress: Progress | None) -> tuple[Change, ...]:
+def _foresee(directory: Path, progress: Progress | None) -> Repair:
+    """Where there is nothing to do, what is wrong cannot be mended: then it verifies, as the repair would."""
+    refuse_links(directory)
     if alive := live_writers(directory):
         raise ResumeRefused(f"{directory}: writer {min(alive)!r} is alive; wait for it, or stop it")
-    if is_unfinished(directory):
-        return (_completion(),)
-    return tuple(_look(directory, progress).changes)
+    changes, left = _first(directory), tuple[Change, ...]()
+    if not changes:
+        work = _look(directory, progress, _Undone())
+        changes, left = tuple(work.changes), tuple(work.left)
+    verification = None if changes else verify_dataset(directory, progress=progress)
+    return Repair(changes, left, dry_run=True, verification=verification)
 
 
-def _completion() -> Change:
-    return Change("completed", f"{JOURNAL_DIR}/{RECORD_FILE}", "a compaction was interrupted; the rest comes after it")
+def _first(directory: Path) -> tuple[Change, ...]:
+    """What has to be done about an interrupted replacement, before anything else can be told."""
+    if not is_unfinished(directory):
+        return ()
+    record = f"{JOURNAL_DIR}/{RECORD_FILE}"
+    try:
+        interrupted = replacement.check(directory)
+    except Unreadable:
+        raise
+    except DatasetError as error:
+        return (Change("quarantined", record, f"a compaction was interrupted, and cannot be completed: {error}"),)
+    fate = f"moved to {RETIRED_DIR}/" if interrupted.keep else "deleted"
+    old = f"{len(interrupted.retired):,} shards that it replaces are {fate}"
+    return (Change("completed", record, f"a compaction was interrupted; the {old}, the rest comes after that"),)
+
+
+class _Undone(NamedTuple):
+    """What is to be known of a replacement that cannot be completed."""
+
+    first_to_go: frozenset[str] = frozenset()
+    """Shards that are the copies where old and new ones hold the same."""
+    revived: frozenset[str] = frozenset()
+    """Shards whose retirements do not count, because new ones are not sound. Only where they cannot overlap with those
+
+    that are: where all old shards are still there, or no new one is sound.
+    """
+
+    @classmethod
+    def of(cls, directory: Path) -> _Undone:
+        """By what its record says. Its new shards get their names."""
+        replacement.release_added(directory)
+        interrupted = replacement.read_damaged(directory)
+        if interrupted is None:
+            return cls()
+        old = frozenset(interrupted.retired)
+        gone = JournalLines(directory).retired  # a repair that died may have begun to set new shards aside
+        sound = [line.file not in gone and replacement.is_sound(directory, line) for line in interrupted.added]
+        if all(sound):
+            return cls(first_to_go=old)
+        new = frozenset(line.file for line in interrupted.added)
+        in_place = frozenset(name for name in old if (directory / DATA_DIR / name).exists())
+        moved = (name for name in old - in_place if (directory / QUARANTINE_DIR / name).exists())  # before a death
+        return cls(new, in_place if in_place.union(moved) == old or not any(sound) else frozenset())
+
+
+def _set_record_aside(directory: Path) -> None:
+    record = directory / JOURNAL_DIR / RECORD_FILE
+    place = quarantine_place(directory, record, f"{JOURNAL_DIR}-{RECORD_FILE}")
+    record.rename(place)
+    fsync_directory(place.parent)
+    fsync_directory(record.parent)
 
 
 @dataclass(slots=True)
@@ -161,10 +222,12 @@ class _Work:
     rewrites: dict[Path, bytes] = field(default_factory=dict)
     """Journals and failures files that lose lines, with what is left of them."""
     changes: list[Change] = field(default_factory=list)
+    left: list[Change] = field(default_factory=list)
 
     def note(self, action: Action, path: Path, reason: str) -> None:
         """Tell what is done, and why."""
-        self.changes.append(Change(action, str(path.relative_to(self.directory)), reason))
+        changes = self.left if action == "left" else self.changes
+        changes.append(Change(action, str(path.relative_to(self.directory)), reason))
 
     def add_line(self, action: Action, line: JournalLine, reason: str) -> None:
         """A line for the journal."""
@@ -177,59 +240,26 @@ class _Work:
         self.note("quarantined", shard, reason)
 
 
-@dataclass(frozen=True, slots=True)
-class _Shard:
-    """A shard that could be read, whatever it holds."""
-
-    path: Path
-    line: JournalLine
-    """What its line must be; of a broken one, what can be told."""
-    keys: Keys
-    problem: str = ""
-    """Why it has to be set aside; untrusted text."""
-
-
-class _Journal:
-    """All lines of all writers, damaged ones among them."""
-
-    def __init__(self, directory: Path, in_place: Collection[str]) -> None:
-        """`in_place` are the names of the shards in data/."""
-        self.files = {path: _named(_read_lines(path, JournalLine)) for path in _line_files(directory / JOURNAL_DIR)}
-        self.committed: dict[str, list[JournalLine]] = {}
-        """By file name, the distinct lines of its commit; one, unless there is damage."""
-        for line in self._lines():
-            if not line.retired and line not in self.committed.setdefault(line.file, []):
-                self.committed[line.file].append(line)
-        self.mistaken = {line for line in self._lines() if line.file in in_place and self._contradicts(line)}
-        """Retirements of shards that are there and whose commits say otherwise: their names are damaged."""
-        self.retired = {line.file for line in self._lines() if line.retired and line not in self.mistaken}
-
-    def _lines(self) -> Iterator[JournalLine]:
-        return (line for lines in self.files.values() for _, line in lines if line is not None)
-
-    def _contradicts(self, line: JournalLine) -> bool:
-        """Whether it is a retirement that differs from the commit in more than that."""
-        committed = self.committed.get(line.file, [])
-        return line.retired and bool(committed) and replace(line, retired=False) not in committed
-
-
-def _look(directory: Path, progress: Progress | None) -> _Work:
+def _look(directory: Path, progress: Progress | None, undone: _Undone) -> _Work:
     """Find all that is to be done; nothing is changed."""
     manifest, records, work = read_manifest(directory), Findings(directory), _Work(directory)
     planned = check_planned(directory, manifest, records)
     paths = list_shards(directory)
-    journal = _Journal(directory, {path.name for path in paths})
-    shards = _Judge(directory, manifest, _check_of(planned, records), journal).all(paths, progress)
-    shards = _without_copies(shards, journal)
+    journal = JournalLines(directory, {path.name for path in paths}, undone.revived)
+    judge = Judge(directory, manifest, _check_of(planned, records), journal)
+    shards = without_copies(judge.all(paths, progress), journal, undone.first_to_go)
     for path in paths:
         if path.name in journal.retired:
             work.set_aside(path, "it is retired, and was left in its place")
+    for left in judge.left:
+        work.note("left", left.path, left.reason)
     for shard in shards:
-        _settle(shard, journal.committed.get(shard.path.name, []), work)
+        _settle(shard, journal, work)
     for name in sorted(journal.committed.keys() - journal.retired - {path.name for path in paths}):
-        work.add_line("retired", replace(journal.committed[name][0], retired=True), "missing")
+        line = next(iter(journal.committed[name]))
+        work.add_line("retired", replace(line, retired=True), "missing")
     _sift_journal(journal, paths, shards, work)
-    _sift_failures(None if records.total else planned, work)
+    _sift_failures(None if records.total or work.left else planned, work)  # a plan that is accused is no measure
     return work
 
 
@@ -240,104 +270,21 @@ def _check_of(planned: Planned | None, records: Findings) -> CheckTable:
     return planned.check if planned else check_planless
 
 
-class _Judge:
-    """Decides which shards are sound."""
-
-    def __init__(self, directory: Path, manifest: Manifest, check: CheckTable, journal: _Journal) -> None:
-        self._directory = directory
-        self._manifest = manifest
-        self._check = check
-        self._journal = journal
-        self._manifest_has_checksum = "sha256" in json.loads((directory / MANIFEST_FILE).read_bytes())
-
-    def all(self, paths: Sequence[Path], progress: Progress | None) -> list[_Shard]:
-        """Those that are not retired and of which something can be said; the others are left alone."""
-        shards, done, whole = [], 0, sum(path.lstat().st_size for path in paths)
-        for path in paths:
-            if path.name not in self._journal.retired:
-                with suppress(OSError, DatasetError):  # cannot be read: `verify` reports it
-                    if (shard := self._judge(path)) is not None:
-                        shards.append(shard)
-            done += path.lstat().st_size
-            if progress is not None:
-                progress(done, whole)
-        return shards
-
-    def _judge(self, path: Path) -> _Shard | None:
-        found = Findings(self._directory)
-        sha256 = file_sha256(path)
-        content = check_content(path, self._manifest, self._check, found)
-        if "footer" in found.by_kind and not self._manifest_has_checksum:
-            return None  # of the two it may be the manifest, which an older writer made, and then it is so for all
-        totals, keys = (Totals(0, 0, 0), Keys.joined([])) if content is None else (content.totals, content.keys)
-        footer = "" if content is None else footer_sha256(path)
-        line = JournalLine(path.name, path.stat().st_size, sha256, footer, *totals)
-        if found.total:
-            first = found.kept[0]
-            problem = f"{first.place}: {first.problem}" if first.place else first.problem
-        elif (keys.steps() == 0).any():
-            problem = "holds a sample twice"
-        else:
-            problem = _mistrust(line, self._journal.committed.get(path.name, []))
-        return _Shard(path, line, keys, problem)
-
-
-def _mistrust(line: JournalLine, committed: Sequence[JournalLine]) -> str:
-    """Why a shard that is sound in itself, and should have this line, is not what was committed; empty if it is."""
-    if not committed or any(_vouches(other, line) for other in committed):
-        return ""
-    return "not the file that was committed: its journal line has another SHA-256, and differs in more than that"
-
-
-def _vouches(committed: JournalLine, line: JournalLine) -> bool:
-    """Whether every value of a file is what was committed; `line` is what it should have. See above."""
-    return committed.sha256 == line.sha256 or replace(committed, sha256=line.sha256) == line
-
-
-def _without_copies(shards: Sequence[_Shard], journal: _Journal) -> list[_Shard]:
-    """A sound shard whose samples are all in others is a copy: one without a line, or else the one of the later name.
-
-    Shards that share some of their samples stay as they are: which rows to keep is not for a program to say.
-    """
-    sound = [shard for shard in shards if not shard.problem]
-    numbers = _numbers(Keys.joined([shard.keys for shard in sound]))
-    holders = np.bincount(numbers)
-    parts = np.split(numbers, np.cumsum([shard.line.rows for shard in sound], dtype=np.int64))[:-1]
-    copies: set[Path] = set()
-    for shard, own in sorted(
-        zip(sound, parts, strict=True),
-        key=lambda part: (part[0].path.name not in journal.committed, part[0].path.name),
-        reverse=True,
-    ):
-        if own.size and (holders[own] > 1).all():
-            holders[own] -= 1
-            copies.add(shard.path)
-    problem = "a copy: all of its samples are in other shards"
-    return [replace(shard, problem=problem) if shard.path in copies else shard for shard in shards]
-
-
-def _numbers(keys: Keys) -> Int64Array:
-    """int64 [N]: the same number for the same key, from 0."""
-    order = keys.order()
-    numbers = np.zeros(len(order), np.int64)
-    numbers[order[1:]] = np.cumsum(keys.take(order).steps() != 0)
-    return numbers
-
-
-def _settle(shard: _Shard, committed: Sequence[JournalLine], work: _Work) -> None:
+def _settle(shard: Judged, journal: JournalLines, work: _Work) -> None:
     """A line for a sound shard that has none or a wrong one; a broken one goes."""
+    committed = journal.committed.get(shard.path.name, {})
     if shard.problem:
-        work.lines.append(replace(committed[0] if committed else shard.line, retired=True))
+        work.lines.append(replace(next(iter(committed), shard.line), retired=True))
         work.set_aside(shard.path, shard.problem)
     elif shard.line not in committed:
         reason = "its journal line was wrong" if committed else "it had no journal line that can be read"
         work.add_line("journalled", shard.line, reason)
 
 
-def _sift_journal(journal: _Journal, paths: Sequence[Path], shards: Sequence[_Shard], work: _Work) -> None:
+def _sift_journal(journal: JournalLines, paths: Sequence[Path], shards: Sequence[Judged], work: _Work) -> None:
     """Leave out what is damaged, and what contradicts the one line that counts for a shard."""
     unknown = {path.name for path in paths} - {shard.path.name for shard in shards} - journal.retired
-    right = {name: lines[0] for name, lines in journal.committed.items() if name not in unknown}
+    right = {name: next(iter(lines)) for name, lines in journal.committed.items() if name not in unknown}
     right |= {shard.path.name: shard.line for shard in shards if not shard.problem}
 
     def stays(line: JournalLine) -> bool:
@@ -355,11 +302,11 @@ def _sift_failures(planned: Planned | None, work: _Work) -> None:
     def stays(failure: Failure) -> bool:
         return planned is None or 0 <= failure.prompt_index < planned.plan.prompts
 
-    for path in _line_files(work.directory / FAILURES_DIR):
-        _sift(path, _read_lines(path, Failure), stays, work)
+    for path in line_files(work.directory / FAILURES_DIR):
+        _sift(path, read_all_lines(path, Failure), stays, work)
 
 
-def _sift(path: Path, lines: _Lines[_Line], stays: Callable[[_Line], bool], work: _Work) -> None:
+def _sift(path: Path, lines: Lines[_Line], stays: Callable[[_Line], bool], work: _Work) -> None:
     kept = [text for text, line in lines if line is not None and stays(line)]
     if out := len(lines) - len(kept):
         work.rewrites[path] = b"".join(kept)
@@ -367,27 +314,11 @@ def _sift(path: Path, lines: _Lines[_Line], stays: Callable[[_Line], bool], work
         work.note("rewritten", path, f"without {some} damaged or wrong; as it was, it is in {QUARANTINE_DIR}/")
 
 
-def _line_files(directory: Path) -> list[Path]:
-    return sorted(directory.glob("*.jsonl"))
-
-
-def _read_lines(path: Path, kind: type[_Line]) -> _Lines[_Line]:
-    parsed = (line for _, line in parse_lines(path, kind))
-    with open_regular(path) as file:
-        texts = iter(partial(file.readline, MAX_LINE_BYTES), b"")
-        return list(zip(texts, parsed, strict=False))  # a torn last line is not parsed
-
-
-def _named(lines: _Lines[JournalLine]) -> _Lines[JournalLine]:
-    """With a line about something that is no shard as the damaged one that it is."""
-    return [(text, line if line and parse_shard_name(line.file) else None) for text, line in lines]
-
-
 def _carry_out(work: _Work) -> None:
     directory, rewrites = work.directory, dict(work.rewrites)
     if work.lines:
         journal = directory / JOURNAL_DIR / f"{REPAIRER}.jsonl"
-        there = _read_lines(journal, JournalLine) if journal.exists() else []
+        there = read_all_lines(journal, JournalLine) if journal.exists() else []
         kept = rewrites.pop(journal, b"".join(text for text, _ in there))
         fsync_directory(directory / DATA_DIR)  # a shard's name before its line
         _switch(directory, journal, kept + b"".join(map(encode_line, work.lines)))
@@ -408,7 +339,7 @@ def _switch(directory: Path, path: Path, content: bytes) -> None:
     """Give a file of lines its new content, at once. The file as it was stays in quarantine/, unless nothing goes."""
     temporary = directory / f".tmp-{REPAIRER}-{path.name}"  # beside the manifest: a writer that is alone removes it
     try:
-        with temporary.open("wb") as file:
+        with new_file(temporary) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

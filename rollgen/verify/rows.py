@@ -60,6 +60,10 @@ def check_rows(table: pa.Table, vocab_size: int) -> Iterator[Violation]:
         yield replace(violation, row=int(kept[violation.row]))
 
 
+_LONGEST_PARSED: Final = 4 << 20
+"""Characters of JSON that are parsed: a list of empty objects takes 25 bytes for each."""
+
+
 def _of_rows(kind: Kind, bad: Bools, problem: str) -> Violation:
     return Violation(kind, int(bad.argmax()), None, problem, int(np.count_nonzero(bad)))
 
@@ -72,19 +76,21 @@ def _check_scalars(table: pa.Table) -> Iterator[Violation]:
             value = table[name][int(bad.argmax())].as_py()
             yield _of_rows("sampling", bad, f"{name} is {value}, not {requirement}")
     for name, requirement, is_valid in _TEXTS:
-        values = table[name].combine_chunks()
-        wrong = [value for value in values.unique().to_pylist() if value is not None and not is_valid(value)]
-        if wrong:
-            bad = pc.is_in(values, pa.array(wrong, values.type)).to_numpy(zero_copy_only=False)
-            yield _of_rows("sampling", bad, f"{name} is {wrong[0][:80]!r}, not {requirement}")
+        values = table[name].combine_chunks().dictionary_encode()
+        texts = (text.as_py() for text in values.dictionary)  # one at a time: each may be large
+        valid = np.fromiter((is_valid(text) for text in texts), np.bool_, len(values.dictionary))
+        if not valid.all():
+            bad = pc.fill_null(pa.array(~valid).take(values.indices), False).to_numpy(zero_copy_only=False)
+            text = values.dictionary[int(valid.argmin())].as_py()
+            yield _of_rows("sampling", bad, f"{name} is {text[:80]!r}, not {requirement}")
 
 
-def _is_json(value: str) -> bool:
+def _is_stop_reason(text: str) -> bool:
     try:
-        _JSON.decode(value)
+        reason = _JSON.decode(text[:_LONGEST_PARSED])
     except (ValueError, RecursionError):
         return False
-    return True
+    return isinstance(reason, str)  # as which the decoder returns integers too
 
 
 def _refuse_constant(name: str) -> None:
@@ -95,8 +101,18 @@ _JSON: Final = json.JSONDecoder(parse_constant=_refuse_constant, parse_int=str)
 """Without NaN; of integers any length, which int() would refuse."""
 
 
-def _is_json_object(value: str) -> bool:
-    return value.lstrip()[:1] == "{" and _is_json(value)
+def is_json_object(text: str) -> bool:
+    """Whether a text is one JSON object. Of more than some megabytes only the braces are looked at."""
+    inner = text.strip()
+    if not (inner.startswith("{") and inner.endswith("}")):
+        return False
+    if len(inner) > _LONGEST_PARSED:
+        return True
+    try:
+        _JSON.decode(inner)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 _RANGES: Final[tuple[tuple[str, str, Callable[[npt.NDArray[Any]], Bools]], ...]] = (
@@ -112,8 +128,8 @@ _RANGES: Final[tuple[tuple[str, str, Callable[[npt.NDArray[Any]], Bools]], ...]]
 )
 _TEXTS: Final[tuple[tuple[str, str, Callable[[str], bool]], ...]] = (
     ("finish_reason", f"one of {', '.join(FINISH_REASONS)}", lambda value: value in FINISH_REASONS),
-    ("stop_reason", "JSON", _is_json),
-    ("metadata", "a JSON object", _is_json_object),
+    ("stop_reason", "a string or an integer in JSON", _is_stop_reason),
+    ("metadata", "a JSON object", is_json_object),
 )
 
 

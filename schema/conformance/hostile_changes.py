@@ -13,14 +13,28 @@ import zstandard
 from hostile_dataset import JOURNAL, ROWS, SHARD, Hostile, Row
 from make_golden import TIME
 from parquet_bytes import (
+    CHUNKS,
+    CODEC,
+    COMPRESSED,
     DATA_HEADER,
     DATA_PAGE,
+    DICTIONARY_PAGE,
+    I32,
     I64,
+    LIST,
+    META_DATA,
+    PAGE_COMPRESSED,
+    PAGE_CRC,
+    ROW_GROUPS,
+    ROWS_OF_GROUP,
+    STRUCT,
+    UNCOMPRESSED,
     VALUES,
     Fields,
     data_page,
     decode,
     dictionary_page,
+    encode,
     first_group,
     footer_start,
     levels,
@@ -31,6 +45,7 @@ from parquet_bytes import (
     with_page_header,
     with_pages,
     with_raw_footer,
+    zigzag,
 )
 
 from rollgen.format.journal import file_sha256
@@ -40,6 +55,8 @@ HUGE = 2**31 - 1
 PROMPT_ID, SAMPLE_INDEX, PROMPT_TOKENS, TOKENS, METADATA = 0, 1, 6, 7, 21
 """Leaves of the shard's columns."""
 RLE_DICTIONARY, PLAIN, RLE = 8, 0, 3
+HIDDEN = 1 << 16
+"""Field numbers of so much more are the same for who keeps 16 bits of them."""
 
 Spoil = Callable[[Hostile], None]
 
@@ -212,6 +229,64 @@ def dictionary_bomb(content: bytes) -> bytes:
         put(chunk, DATA_PAGE, chunk[DATA_PAGE][1] + len(first))
 
     return with_footer(whole, say_dictionary)
+
+
+def hidden_values(content: bytes) -> bytes:
+    """2^30 values in a page that says 4: field 65537 of its header, which a reader of 16 bits takes for field 1."""
+
+    def hide(header: Fields) -> None:
+        nested(header)[HIDDEN + 1] = (I32, 1 << 30)
+
+    return with_page_header(content, TOKENS, hide)
+
+
+def hidden_pages(content: bytes) -> bytes:
+    """Other tokens, on a page without CRC that field 65545 of the column chunk points to."""
+    fields, _ = decode(content, footer_start(content))
+    chunk = meta_of(fields, TOKENS)
+    start, size, at = chunk[DATA_PAGE][1], chunk[COMPRESSED][1], footer_start(content)
+    header, end = decode(content, start)
+    tokens = bytearray(zstandard.decompress(content[end : start + size]))
+    tokens[-4:] = bytes(4)
+    packed = zstandard.compress(bytes(tokens))
+    put(header, PAGE_COMPRESSED, len(packed))
+    del header[PAGE_CRC]
+    pages = (encode(header) + packed).ljust(size, b"\0")
+    chunk[HIDDEN + DATA_PAGE] = (I64, at)
+    return with_raw_footer(content[:at] + pages + content[at:], encode(fields))
+
+
+def twice(content: bytes) -> bytes:
+    """The metadata of a column chunk and again, with a dictionary page that the second one does not speak of."""
+    fields, _ = decode(content, footer_start(content))
+    chunk = first_group(fields)[CHUNKS][1][1][TOKENS]
+    meta_data = chunk[META_DATA][1]
+    written = encode(chunk)
+    at = written.index(encode(meta_data))
+    first = encode(meta_data | {DICTIONARY_PAGE: (I64, 4)})
+    merged = written[:at] + first + bytes([STRUCT]) + zigzag(META_DATA) + written[at:]
+    return with_raw_footer(content, encode(fields).replace(written, merged))
+
+
+def other_list(content: bytes) -> bytes:
+    """A path whose head says numbers: readers that know better read texts, the others go on in the middle of one."""
+    path = b"\x18" + varint(len("sample_index")) + b"sample_index"
+    return with_raw_footer(content, content[footer_start(content) : -8].replace(path, b"\x15" + path[1:]))
+
+
+def many_groups(count: int) -> Callable[[bytes], bytes]:
+    """Row groups of no rows behind the one that there is."""
+
+    def add(fields: Fields) -> None:
+        columns = []
+        for chunk in first_group(fields)[CHUNKS][1][1]:
+            meta_data = {name: chunk[META_DATA][1][name] for name in (1, 2, 3, CODEC, DATA_PAGE)}
+            meta_data |= dict.fromkeys((VALUES, UNCOMPRESSED, COMPRESSED), (I64, 0))
+            columns.append({2: (I64, 0), META_DATA: (STRUCT, meta_data)})
+        empty = {CHUNKS: (LIST, (STRUCT, columns)), 2: (I64, 0), ROWS_OF_GROUP: (I64, 0)}
+        fields[ROW_GROUPS][1][1].extend([empty] * count)
+
+    return lambda content: with_footer(content, add)
 
 
 def lookup_bomb(case: Hostile) -> None:

@@ -30,6 +30,7 @@ import pyarrow.parquet as pq
 from rollgen.config import digest
 from rollgen.format.commit import WriterSlot
 from rollgen.format.failures import Failure
+from rollgen.format.journal import file_sha256
 from rollgen.format.jsonlines import append_line
 from rollgen.format.manifest import (
     Attempt,
@@ -279,6 +280,8 @@ def write_dataset(directory: Path, golden: Golden) -> None:
     manifest = golden_manifest(format_version=golden.format_version, support_logprobs=golden.support_logprobs)
     plan = pa.Table.from_pylist([expected_plan_row(prompt) for prompt in prompts()], schema=PLAN_SCHEMA)
     pq.write_table(plan, directory / PLAN_FILE, compression="zstd", write_page_checksum=True)
+    if has_generation(golden.format_version):
+        manifest = manifest.model_copy(update={"plan_sha256": file_sha256(directory / PLAN_FILE)})
     create_manifest(directory, manifest)
     with WriterSlot(directory, WRITER) as slot:
         with ShardWriter(slot, manifest, commit_interval=math.inf) as writer:
@@ -305,6 +308,7 @@ def write_retry(slot: WriterSlot, manifest: Manifest, retried: list[Completion])
         where={"finish_reason": "length"},
         max_tokens=RETRY_MAX_TOKENS,
         samples=len(retries),
+        sha256=file_sha256(slot.directory / retry_file(1)),
     )
     manifest = manifest.with_retry(retry)
     replace_manifest(slot.directory, manifest)

@@ -120,6 +120,14 @@ BYTES = {
     "page-no-crc": Case(
         "no page has a CRC, though the manifest says so", change.table(lambda rows: rows, write_page_checksum=False)
     ),
+    "page-wide-integer": Case(
+        "a CRC of 2^32 more than it is, which is the same in 32 bits",
+        change.page(lambda header: put(header, PAGE_CRC, header[PAGE_CRC][1] + (1 << 32))),
+    ),
+    "field-hidden-values": Case("2^30 values in field 65537 of a page header", change.raw(change.hidden_values)),
+    "field-hidden-pages": Case("pages without CRC in field 65545 of a column chunk", change.raw(change.hidden_pages)),
+    "field-twice": Case("the metadata of a column chunk twice", change.raw(change.twice)),
+    "list-other": Case("a path that is a list of numbers", change.raw(change.other_list)),
     "bomb-text": Case("metadata of 5 x 768 MiB in 120 KB", change.raw(change.text_bomb)),
     "bomb-dictionary": Case("2^29 tokens in 200 bytes", change.raw(change.dictionary_bomb)),
     "bomb-lookup": Case("4,096 rows share one metadata text of 1 MiB", change.lookup_bomb),
@@ -439,6 +447,7 @@ RECIPES = {
     ),
     "gigabyte-manifest": _manifest("a manifest of 1 GiB", _gigabyte(MANIFEST)),
     "gigabyte-line": Case("a journal line of 1 GiB", _gigabyte(JOURNAL), kind="journal", file=JOURNAL),
+    "group-flood": Case("20,000 row groups of no rows", change.raw(change.many_groups(20_000))),
     "linked-shard": read("a shard that is a link to a file", _linked_shard),
 }
 """What cannot be stored in a repository."""

@@ -86,9 +86,9 @@ def test_help_goes_to_stdout(rollgen: Callable[..., Outcome], arguments: list[st
 
 
 def test_help_lists_the_exit_codes(rollgen: Callable[..., Outcome]) -> None:
-    """Of the command, and of `generate`, whatever the line breaks."""
-    for arguments in (["--help"], ["generate", "--help"]):
-        assert EXIT_CODES_HELP in " ".join(rollgen(*arguments).stdout.split())
+    """Of the program and of each command, whatever the line breaks."""
+    for command in ([], ["generate"], ["inspect"], ["status"], ["verify"], ["repair"], ["compact"]):
+        assert EXIT_CODES_HELP in " ".join(rollgen(*command, "--help").stdout.split())
 
 
 def test_no_arguments_show_help(rollgen: Callable[..., Outcome]) -> None:
@@ -318,6 +318,29 @@ def test_dry_run_refuses_what_the_run_would(
     assert rollgen(*command, prompts).error == f"--out {prompts}: exists and is not a directory"
     assert "holds a run already" in rollgen(*command, directory).error
     assert rollgen(*command, directory, "--resume").code == 4
+
+
+def test_dry_run_says_what_clean_removes(
+    rollgen: Callable[..., Outcome], prompts: Path, tiny_model: Path, make_dataset: Callable[..., Path]
+) -> None:
+    """2 shards of 6 samples, and one that was set aside: three files. What a damaged journal counted is not known."""
+    directory = make_dataset(prompts.parent / "out")
+    (directory / "quarantine").mkdir()
+    (directory / "quarantine" / "part-w0-000007.parquet").write_bytes(b"PAR1")
+    size = sum(path.stat().st_size for path in directory.glob("*/part-*.parquet"))
+    command = ["generate", prompts, "--model", tiny_model, "--dry-run", "--out", directory, "--clean"]
+    assert "\n--clean would remove 3 shards, 12 samples, " in rollgen(*command).stdout
+    assert json.loads(rollgen(*command, "--json").stdout)["removed"] == {"shards": 3, "samples": 12, "bytes": size}
+    (directory / "journal" / "w0.jsonl").write_text("{}\n")
+    assert "\n--clean would remove 3 shards, nobody knows how many samples, " in rollgen(*command).stdout
+    assert len(list(directory.glob("*/part-*.parquet"))) == 3
+
+
+def test_dry_run_of_a_new_run_removes_nothing(rollgen: Callable[..., Outcome], prompts: Path, tiny_model: Path) -> None:
+    """With the flag or without."""
+    for flags in ([], ["--clean"]):
+        outcome = rollgen("generate", prompts, "--model", tiny_model, "--dry-run", "--json", *flags)
+        assert json.loads(outcome.stdout)["removed"] is None
 
 
 def test_dry_run_finds_bad_rows(rollgen: Callable[..., Outcome], tmp_path: Path, tiny_model: Path) -> None:

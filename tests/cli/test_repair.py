@@ -51,7 +51,7 @@ def test_what_is_printed(directory: Path) -> None:
     shard, journal = "data/part-w0-000001.parquet: ", "journal/w0.jsonl: "
     lines = "without 1 line that is damaged or wrong; as it was, it is in quarantine/"
     foreseen = run(directory, "--dry-run")
-    assert foreseen.return_value == 0
+    assert foreseen.return_value == 1
     one, two = foreseen.stdout.splitlines()
     assert one.startswith(f"{shard}would go to quarantine/: row group 0: damaged or not a shard: ")
     assert two == f"{journal}would be made again: {lines}"
@@ -77,15 +77,41 @@ def test_what_it_cannot_mend_is_exit_1(directory: Path) -> None:
     assert all(line.startswith("left: plan.parquet: plan: ") for line in left)
     assert advice.startswith("plan: `rollgen generate ... --resume`, as in the last run, makes the same plan again; ")
     assert not (directory / "README.md").exists()
+    foreseen = run(directory, "--dry-run")
+    assert foreseen.return_value == 1
+    assert foreseen.stdout.splitlines() == ["nothing to repair", *left, advice]
+
+
+def test_what_was_committed_is_left_alone(tmp_path: Path, make_dataset: Callable[..., Path]) -> None:
+    """Shards that contradict the plan are not what is wrong, if the journal vouches for them: that is said."""
+    directory = make_dataset(tmp_path / "run", shards=2, prompts=1, n=1, prompt_id="other")
+    result = run(directory)
+    assert result.return_value == 1
+    *shards, nothing = result.stdout.splitlines()[:3]
+    for number, line in enumerate(shards):
+        problem = "row group 0, row 0 (other, 0): prompt_id is not the plan's"
+        assert line.startswith(
+            f"data/part-w0-{number:06d}.parquet: left alone: {problem}; yet it is what was committed"
+        )
+    assert nothing == "nothing to repair"
+    assert result.stdout.splitlines()[-1].startswith(
+        "mismatch, seed: shards and records contradict each other: put rollgen.json"
+    )
 
 
 def test_json(directory: Path) -> None:
-    """One object; a dry run verifies nothing afterwards."""
+    """One object; a dry run verifies when there is nothing to do."""
     break_journal(directory)
-    dry = json.loads(run(directory, "--json", "--dry-run").stdout)
+    foreseen = run(directory, "--json", "--dry-run")
+    assert foreseen.return_value == 1
+    dry = json.loads(foreseen.stdout)
     done = json.loads(run(directory, "--json").stdout)
     assert [change["action"] for change in done["changes"]] == ["rewritten"]
-    assert dry == {"clean": None, "dry_run": True, "changes": done["changes"], "verification": None}
+    same = {key: done[key] for key in ("changes", "changes_by_action", "left", "left_total")}
+    assert dry == {"clean": None, "dry_run": True, **same, "verification": None}
+    again = run(directory, "--json", "--dry-run")
+    assert again.return_value == 0
+    assert json.loads(again.stdout)["clean"] is True
     assert (done["clean"], done["dry_run"], done["verification"]["rows"]) == (True, False, 18)
 
 

@@ -41,7 +41,21 @@ def test_a_run_with_failures_says_what_to_do(capsys: pytest.CaptureFixture[str])
         "5 of 10 samples stored in out",
         "the engine died or stalled and was started again: 2 times",
         "3 samples failed, 2 of skipped rows: see out/failures/",
-        "3 samples are still owed: run the same command with --resume",
+        "still owed: 3 samples; the same command with --resume makes them",
+    ]
+
+
+def test_one_of_each_is_singular(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of two samples one is stored and one failed."""
+    counts = dict.fromkeys(("stored", "tokens", "failed", "restarts", "masked_tokens", "mask_ids", "resampled"), 1)
+    stats = RunStats(planned=2, seconds=1, **counts)
+    print_summary(Path("out"), stats, as_json=False)
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "this run: 1 sample, 1 token at 1 tokens/s, 0.0% cut at max_tokens",
+        "supports: 1.0 ids on average, 1 sample asked again because a tie went past the logprobs returned",
+        "the engine died or stalled and was started again: 1 time",
+        "1 sample failed, 0 of skipped rows: see out/failures/",
+        "still owed: 1 sample; the same command with --resume makes them",
     ]
 
 

@@ -61,7 +61,7 @@ def test_a_clean_dataset_is_exit_0(directory: Path) -> None:
     counts, samples, outcome = result.stdout.splitlines()
     assert counts.startswith("2 shards, 12 rows, 96 tokens, ")
     assert samples == "12 planned = 12 stored + 0 owed + 0 skipped"
-    assert outcome == "clean: every byte, page and token is as it was made"
+    assert outcome == "clean: shards, journal and plan are as they were made"
     assert result.stderr == ""
     assert sorted(directory.rglob("*")) == before
 
@@ -71,10 +71,11 @@ def test_a_finding_is_exit_1(directory: Path) -> None:
     damage(directory)
     result = run(directory)
     assert result.return_value == 1
-    finding, total, hint = result.stdout.splitlines()[2:]
+    finding, total, *hints = result.stdout.splitlines()[2:]
     assert finding == "data/part-w0-000001.parquet: missing: not there, though committed; --resume makes it again"
     assert total == "1 finding: 1 missing"
-    assert "rollgen repair" in hint
+    assert "put back" in hints[0]
+    assert "rollgen repair" in hints[1]
 
 
 @pytest.mark.parametrize("kind", ["nothing", "file"])
@@ -140,7 +141,7 @@ def test_hostile_ids_are_inert(hostile: Path) -> None:
     result = run(hostile)
     assert result.return_value == 1
     lines = result.stdout.splitlines()
-    assert len(lines) == 4
+    assert len(lines) == 5
     assert all(line.isprintable() for line in lines)
     assert "(\\x1b]0;owned\\x07\\u202e\\nrollgen: error: nothing, 0)" in lines[1]
     as_json = run(hostile, "--json").stdout

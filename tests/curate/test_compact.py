@@ -31,6 +31,7 @@ from models.disk import largest_file
 from rollgen.config import digest
 from rollgen.curate.compact import Compaction, compact
 from rollgen.errors import DatasetError, ResumeRefused, UsageError
+from rollgen.format.columns import split_row_groups
 from rollgen.format.commit import Part, WriterSlot
 from rollgen.format.journal import list_shards, read_journal
 from rollgen.format.manifest import PLANLESS, Manifest, Retry, read_manifest, replace_manifest
@@ -110,8 +111,7 @@ def test_rows_stay_and_prompts_come_together(
             shards[shard].append(made)
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         patch.setattr("rollgen.format.columns.ROW_GROUP_TOKENS", 10)
-        patch.setattr("rollgen.curate.layout.ROW_GROUP_TOKENS", 10)
-        patch.setattr("rollgen.curate.compact.MAX_ROW_GROUP_IDS", 60)
+        patch.setattr("rollgen.format.columns.MAX_ROW_GROUP_IDS", 60)
         patch.setattr("rollgen.curate.compact.CACHE_BYTES", 4000)  # one or two row groups
         directory = store(Path(name), first, shards[:without_generation])
         store(directory, manifest, shards[without_generation:], writer="w1")
@@ -166,6 +166,43 @@ def test_what_is_done_and_what_is_said(split: Path, read_shards: ReadShards) -> 
         completed_earlier=False,
     )
     assert sorted(path.name for path in (split / "data").iterdir()) == [new.name, *kept]
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "changes", "groups"),
+    [
+        ("ROW_GROUP_TOKENS", 20, {}, [3, 3, 2]),
+        ("MAX_ROW_GROUP_IDS", 16, {"largest": 1}, [2, 2, 2, 2]),
+        ("MAX_ROW_GROUP_CHARACTERS", 3 << 20, {"prompt": "é" * (1 << 20), "text": "", "metadata": None}, [3, 3, 2]),
+    ],
+    ids=["tokens", "ids", "characters"],
+)
+def test_row_groups_are_those_of_a_writer(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    make_manifest: MakeManifest,
+    make_completion: MakeCompletion,
+    store: Callable[..., Path],
+    limit: str,
+    value: int,
+    changes: dict[str, Any],
+    groups: list[int],
+) -> None:
+    """Eight rows of 8 tokens, 8 supports of one id, or 2^20 characters, from row groups of one row and of all.
+
+    The row that reaches the limit is the last one, whatever runs the old row groups are read in.
+    """
+    rows = [make_completion(prompt, sample, **changes) for prompt in range(4) for sample in range(2)]
+    directory = store(tmp_path / "run", make_manifest(), [rows[5:]])
+    with monkeypatch.context() as patch:
+        patch.setattr("rollgen.format.columns.ROW_GROUP_TOKENS", 1)
+        store(directory, make_manifest(), [rows[:2], rows[2:5]], writer="w1")
+    monkeypatch.setattr(f"rollgen.format.columns.{limit}", value)
+    compact(directory)
+    [new] = list_shards(directory)
+    metadata = pq.read_metadata(new)
+    assert [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)] == groups
+    assert [len(group) for group in split_row_groups(rows)] == groups
 
 
 def test_dry_run_says_the_same_and_changes_nothing(split: Path) -> None:
@@ -392,10 +429,15 @@ def test_full_disk_at_the_ends(split: Path, room: int, monkeypatch: pytest.Monke
     assert not (split / "retired").exists()
 
 
-@pytest.mark.parametrize("make", [Path.touch, lambda path: path.symlink_to("/nowhere")], ids=["file", "dangling link"])
-def test_retired_is_in_the_way(split: Path, make: Callable[[Path], None]) -> None:
+def test_a_shard_that_no_reader_would_take(split: Path) -> None:
+    """It is refused before it is written."""
+    with pytest.raises(UsageError, match="shard_tokens: 134217729 is too large for a shard; the limit is 134217728"):
+        compact(split, shard_tokens=(1 << 27) + 1)
+
+
+def test_retired_is_in_the_way(split: Path) -> None:
     """Before anything is written; readers and later compactions go on."""
-    make(split / "retired")
+    (split / "retired").touch()
     before = content(split)
     with pytest.raises(DatasetError, match="retired: is there already, and no directory; move it away"):
         compact(split, keep=True)

@@ -7,26 +7,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollgen.curate.layout import Index, Rows, plan_layout, read_index, row_group_ends
-from rollgen.format.columns import split_row_groups
+from rollgen.curate.layout import Index, Rows, plan_layout, read_index
 from rollgen.format.reader import open_dataset
 from rollgen.rollouts import Completion
-
-
-def test_row_groups_are_those_of_the_writer(
-    make_completion: Callable[..., Completion], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each closed once it has 10 tokens: 4 + 6, 25, 9 + 1, 3."""
-    monkeypatch.setattr("rollgen.format.columns.ROW_GROUP_TOKENS", 10)
-    monkeypatch.setattr("rollgen.curate.layout.ROW_GROUP_TOKENS", 10)
-    tokens = [4, 6, 25, 9, 1, 3]
-    groups = split_row_groups([make_completion(0, number, tokens=count) for number, count in enumerate(tokens)])
-    assert np.cumsum([len(group) for group in groups]).tolist() == [2, 3, 5, 6]
-    assert row_group_ends(np.array(tokens, np.int32)) == [2, 3, 5, 6]
 
 
 def some_index(row_groups: Sequence[int]) -> Index:

@@ -91,7 +91,7 @@ def test_a_shard_of_another_dataset(
 
 @dataclass(frozen=True)
 class Refused:
-    """Damage to a record that nothing can stand in for."""
+    """Damage to a record that a resume cannot do without."""
 
     file: str
     damage: Damage
@@ -103,7 +103,9 @@ class Refused:
 LARGER = ("--n", 4)
 """Another plan than the one that is damaged: nobody can say what that was."""
 REFUSED = {
-    "a journal line": Refused(JOURNAL, lambda path: flip(path, 5), "journal/w0.jsonl:1: damaged line"),
+    "a journal line": Refused(
+        JOURNAL, lambda path: flip(path, 5), "journal/w0.jsonl:1: damaged line", fix="`rollgen repair`"
+    ),
     "manifest": Refused("rollgen.json", lambda path: flip(path, 600), "rollgen.json: "),
     "empty manifest": Refused("rollgen.json", lambda path: truncate(path, 0), "rollgen.json: "),
     "no manifest": Refused("rollgen.json", Path.unlink, "holds shards but no rollgen.json"),

@@ -163,12 +163,20 @@ def test_retirement_is_final_whatever_the_order(tmp_path: Path) -> None:
     assert read_journal(tmp_path) == ({}, {line.file: replace(line, retired=True)})
 
 
-def test_the_last_line_of_a_file_counts(tmp_path: Path) -> None:
-    """A shard that was journaled twice has one entry."""
+def test_lines_of_a_shard_must_not_differ(tmp_path: Path) -> None:
+    """The same line twice is one entry; another one is refused, in whatever file, until the shard is retired."""
     with WriterSlot(tmp_path, "w0") as slot:
         slot.append(LINE)
+        slot.append(LINE)
+    assert read_journal(tmp_path).committed == {LINE.file: LINE}
+    with WriterSlot(tmp_path, "w1") as slot:
         slot.append(replace(LINE, rows=9))
-    assert read_journal(tmp_path).committed == {LINE.file: replace(LINE, rows=9)}
+        with pytest.raises(
+            DatasetError, match=r"w1\.jsonl:1: part-w0-000000\.parquet has another line, .*`rollgen repair`"
+        ):
+            read_journal(tmp_path)
+        slot.retire(LINE)
+    assert read_journal(tmp_path) == ({}, {LINE.file: replace(LINE, retired=True)})
 
 
 def test_leftovers_of_this_writer_only_are_removed(tmp_path: Path) -> None:
@@ -310,6 +318,66 @@ def test_a_silent_lock_is_of_the_whole(tmp_path: Path) -> None:
         with pytest.raises(ResumeRefused, match="makes part 0/1"):
             take_slot(tmp_path, "b", Part(1, 2))
         holder.kill()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"garbage",
+        b"\xff\n",
+        b"[0, 2]",
+        b"{}",
+        b'{"part": 7}',
+        b'{"part": [0]}',
+        b'{"part": ["0", "2"]}',
+        b'{"part": [0.0, 2.0]}',
+        b'{"part": [2, 2]}',
+        b'{"part": [-1, 2]}',
+        b'{"part": [0, 0]}',
+        b'{"part": [0, 100000000000000000000]}',
+        b'{"part": [1, 2], "part": [0, 2]}',
+        b"[" * 100_000,
+        b" " * (1 << 20) + b'{"part": [0, 2]}',
+    ],
+    ids=range(15),
+)
+def test_garbage_in_the_lock_of_a_live_writer(tmp_path: Path, content: bytes) -> None:
+    """It is refused in one line: whoever holds that lock would not keep to a part."""
+    with hold_slot(tmp_path, "a", Part(0, 2)) as holder:
+        lock = tmp_path / "journal" / "a.lock"
+        lock.write_bytes(content)
+        with pytest.raises(DatasetError, match=rf"^{lock}: damaged, though its writer is alive; stop that.*$"):
+            take_slot(tmp_path, "b", Part(1, 2))
+        holder.kill()
+    take_slot(tmp_path, "a", Part(0, 2))
+    assert json.loads(lock.read_bytes()) == {"part": [0, 2]}
+
+
+@pytest.mark.parametrize("name", ["other.lock", "w0.lock", "start-section.lock"])
+def test_a_pipe_in_place_of_a_lock(tmp_path: Path, name: str) -> None:
+    """It is refused, and nobody waits for its other end; `live_writers` does not look at the section's."""
+    (tmp_path / "journal").mkdir()
+    os.mkfifo(tmp_path / "journal" / name)
+    with pytest.raises(DatasetError, match=rf"/{name}: not a regular file"):
+        take_slot(tmp_path, "w0")
+    if name != "start-section.lock":
+        with pytest.raises(DatasetError, match=rf"/{name}: not a regular file"):
+            live_writers(tmp_path)
+
+
+def test_locks_that_cannot_be_opened(tmp_path: Path) -> None:
+    """A link to nothing is nobody's; one to itself, or a directory, cannot be told."""
+    journal = tmp_path / "journal"
+    journal.mkdir()
+    (journal / "a.lock").symlink_to("nothing")
+    assert live_writers(tmp_path) == frozenset()
+    (journal / "b.lock").mkdir()
+    with pytest.raises(DatasetError, match=r"/b\.lock: not a regular file"):
+        live_writers(tmp_path)
+    (journal / "b.lock").rmdir()
+    (journal / "b.lock").symlink_to("b.lock")
+    with pytest.raises(DatasetError, match=r"/b\.lock: cannot be opened, .*: Too many levels of symbolic links"):
+        live_writers(tmp_path)
 
 
 def test_a_refused_slot_is_not_kept(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_damage_is_named_by_file_and_line(tmp_path: Path, damaged: bytes) -> Non
     path = write(tmp_path / "log", TWO + damaged + b"\n" + TWO)
     lines = read_lines(path, Pair)
     assert [next(lines)[0], next(lines)[0]] == [1, 2]
-    with pytest.raises(DatasetError, match=rf"^{path}:3: damaged line"):
+    with pytest.raises(DatasetError, match=rf"^{path}:3: damaged line; `rollgen repair` takes it out$"):
         next(lines)
 
 

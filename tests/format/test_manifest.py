@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from rollgen.config import digest
-from rollgen.errors import DatasetError, ResumeRefused
+from rollgen.errors import DatasetError, ResumeRefused, Unreadable
 from rollgen.format.manifest import (
     Manifest,
     Retry,
@@ -37,9 +38,9 @@ def stored(tmp_path: Path, make_manifest: MakeManifest) -> Manifest:
 def edit(directory: Path, change: Callable[[dict[str, Any]], object]) -> None:
     path = directory / "rollgen.json"
     raw = json.loads(path.read_text())
-    del raw["sha256"]  # which would tell
+    del raw["sha256"]
     change(raw)
-    path.write_text(json.dumps(raw))
+    path.write_text(json.dumps(raw | {"sha256": digest(raw)}))
 
 
 def test_round_trip(tmp_path: Path, stored: Manifest) -> None:
@@ -146,6 +147,17 @@ def test_other_major_versions_are_refused(version: str) -> None:
         check_format_version(version, Path("rollgen.json"))
 
 
+def test_its_own_hash_is_not_optional(tmp_path: Path, stored: Manifest) -> None:
+    """A flipped bit in the key would take it away. Manifests of 1.0 have none."""
+    path = tmp_path / "rollgen.json"
+    text = path.read_text().replace('\n  "sha256": "', '\n  "shc256": "')
+    path.write_text(text)
+    with pytest.raises(DatasetError, match="sha256 is not that of its content"):
+        read_manifest(tmp_path)
+    path.write_text(text.replace('"format_version": "1.1"', '"format_version": "1.0"'))
+    assert read_manifest(tmp_path).format_version == "1.0"
+
+
 def test_any_change_is_noticed(tmp_path: Path, stored: Manifest) -> None:
     """The manifest vouches for what nothing else does, and a writer renews its hash."""
     path = tmp_path / "rollgen.json"
@@ -208,6 +220,7 @@ def test_damage_is_refused(tmp_path: Path, stored: Manifest, change: Callable[..
     with pytest.raises(DatasetError) as raised:
         read_manifest(tmp_path)
     assert str(raised.value).startswith(f"{tmp_path / 'rollgen.json'}: {expected}")
+    assert "--clean" not in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
@@ -223,7 +236,31 @@ def test_not_json_is_refused(tmp_path: Path, content: bytes) -> None:
         read_manifest(tmp_path)
 
 
+def test_shards_without_a_manifest(tmp_path: Path, make_dataset: Callable[..., Path]) -> None:
+    """They are sound, and nothing that would remove them is advised."""
+    directory = make_dataset(tmp_path / "out")
+    (directory / "rollgen.json").unlink()
+    with pytest.raises(DatasetError, match=r"out: holds shards but no rollgen\.json; put it back from a copy: the sh"):
+        read_manifest(directory)
+
+
 def test_no_manifest_no_dataset(tmp_path: Path) -> None:
     """The directory is named too: it may be the wrong one."""
     with pytest.raises(DatasetError, match=f"not found; {tmp_path} is not a rollgen dataset"):
+        read_manifest(tmp_path)
+
+
+def test_a_disk_that_fails(
+    tmp_path: Path, make_manifest: Callable[..., Manifest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Says nothing about the manifest: nobody is told to put another one there."""
+    create_manifest(tmp_path, make_manifest())
+
+    def fail(*_: object) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("rollgen.format.manifest.read_regular", fail)
+    with pytest.raises(
+        Unreadable, match=r"rollgen\.json: this machine could not read it: .*; mend that, and try again$"
+    ):
         read_manifest(tmp_path)

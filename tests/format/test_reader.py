@@ -383,7 +383,8 @@ def test_a_manifest_without_page_checksums_is_refused(dataset: Path) -> None:
     path = dataset / "rollgen.json"
     manifest = json.loads(path.read_text())
     del manifest["sha256"]
-    path.write_text(json.dumps(manifest | {"page_checksums": False}))
+    manifest |= {"page_checksums": False}
+    path.write_text(json.dumps(manifest | {"sha256": digest(manifest)}))
     with pytest.raises(DatasetError, match="page_checksums is false"):
         open_dataset(dataset)
 

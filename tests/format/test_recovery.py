@@ -6,6 +6,8 @@ is made by leaving exactly the files that a kill at that point leaves.
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -18,11 +20,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from rollgen.config import digest
-from rollgen.errors import DatasetError
+from rollgen.errors import DatasetError, Unreadable
 from rollgen.format.commit import Part, WriterSlot
 from rollgen.format.journal import JournalLine, read_journal
 from rollgen.format.manifest import Manifest
-from rollgen.format.recovery import PlannedKeys, recover
+from rollgen.format.recovery import PlannedKeys, recover, recover_shards
 from rollgen.format.writer import ShardWriter
 from rollgen.rollouts import Completion
 
@@ -228,6 +230,91 @@ def test_damage_in_a_page_of_any_column(stored: Stored, column: str) -> None:
     assert done == SHARD_0_ONLY
     assert "moved to quarantine/" in finding
     assert_stable(stored, SHARD_0_ONLY)
+
+
+MENDS = "it is what was committed, but its journal line is wrong; `rollgen repair` mends that"
+
+
+def edit_line(stored: Stored, number: int, **changes: object) -> None:
+    lines = [json.loads(text) for text in stored.journal.read_text().splitlines()]
+    lines[number] |= changes
+    stored.journal.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+@pytest.mark.parametrize("changes", [{"rows": 5}, {"bytes": 1}, {"footer_sha256": "0" * 64}], ids=str)
+def test_a_line_that_is_wrong_but_for_the_hash(stored: Stored, changes: dict[str, object]) -> None:
+    """The hash of the whole file vouches for all of it: it counts, planned or not, and repair is recommended."""
+    edit_line(stored, 1, **changes)
+    before = contents(stored.directory)
+    assert stored.recover() == (ALL, (f"{stored.shard(1)}: {MENDS}",))
+    planless: list[Path] = []
+    with WriterSlot(stored.directory, "w0") as slot:
+        findings = recover_shards(slot, stored.digest, lambda _, path: planless.append(path))
+    assert findings == (f"{stored.shard(1)}: {MENDS}",)
+    assert planless == [stored.shard(0), stored.shard(1)]
+    assert contents(stored.directory) == before
+
+
+def test_names_that_were_exchanged(stored: Stored) -> None:
+    """Each file has the hash of the other's line: nothing is lost."""
+    first = stored.shard(0).read_bytes()
+    os.replace(stored.shard(1), stored.shard(0))
+    stored.shard(1).write_bytes(first)
+    done, findings = stored.recover()
+    assert done == ALL
+    assert findings == tuple(f"{stored.shard(number)}: {MENDS}" for number in range(2))
+
+
+def test_a_shard_that_was_overwritten_by_another(stored: Stored) -> None:
+    """That is a copy, because the other is where it was: its samples are owed."""
+    stored.shard(1).write_bytes(stored.shard(0).read_bytes())
+    done, [finding] = stored.recover()
+    assert done == SHARD_0_ONLY
+    assert "its SHA-256 is not the journal's" in finding
+
+
+def test_a_manifest_that_contradicts_what_was_committed(stored: Stored) -> None:
+    """It may be the manifest that is wrong: nothing is set aside."""
+    before = contents(stored.directory)
+    with pytest.raises(DatasetError, match=r"another dataset .* yet it is the very file that was committed: .*repair"):
+        stored._replace(digest="0" * 64).recover()
+    assert contents(stored.directory) == before
+
+
+def contents(directory: Path) -> dict[Path, bytes]:
+    """Every file but locks."""
+    files = (path for path in directory.rglob("*") if path.is_file() and path.suffix != ".lock")
+    return {path: path.read_bytes() for path in files}
+
+
+FAILURES = {
+    "disk": OSError(errno.EIO, "Input/output error"),
+    "memory": pa.ArrowMemoryError("malloc of size 1 failed"),
+    "memory of libzstd": OSError("ZSTD decompression failed: Allocation error : not enough memory"),
+    "memory of Python": MemoryError(),
+}
+
+
+@pytest.mark.parametrize("error", FAILURES.values(), ids=FAILURES)
+@pytest.mark.parametrize("has_line", [True, False])
+@pytest.mark.parametrize("reads", ["rollgen.format.recovery.file_sha256", "rollgen.format.parquet.CheckedParquet.read"])
+def test_the_machine_fails(
+    stored: Stored, monkeypatch: pytest.MonkeyPatch, error: Exception, has_line: bool, reads: str
+) -> None:
+    """Nothing is known about a shard then: nothing changes, and the next time all is done."""
+    if not has_line:
+        stored.forget_last_line()
+    before = contents(stored.directory)
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reads, fail)
+        with pytest.raises(Unreadable, match=r"\.parquet: .*could not read it: "):
+            stored.recover()
+    assert contents(stored.directory) == before
+    assert stored.recover()[0] == ALL
 
 
 def write_shard(directory: Path, manifest: Manifest, rows: list[Completion], writer: str = "w0") -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,9 @@ import pytest
 from rollgen.errors import DatasetError, UsageError
 from rollgen.format.commit import WriterSlot
 from rollgen.format.journal import list_shards
+from rollgen.format.manifest import read_manifest
 from rollgen.format.schema import PLAN_FILE
+from rollgen.format.writer import ShardWriter
 from rollgen.inspect.sample import read_sample
 
 if TYPE_CHECKING:
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rollgen.inspect.sample import Sample
+    from rollgen.rollouts import Completion
 
 ARRAYS = ("prompt_token_ids", "token_ids", "logprobs", "mask_ids", "mask_offsets")
 FIELDS = ("prompt_id", "sample_index", "generation", "finish_reason", "stop_reason", "seed", "replayable", "text")
@@ -150,6 +154,65 @@ def test_damage_names_the_row_group(make_dataset: Callable[..., Any]) -> None:
     damage_middle(list_shards(directory)[0])
     with pytest.raises(DatasetError, match=r"part-w0-000000\.parquet: row group 0: "):
         read_sample(directory, "p0")
+
+
+def spoilt(completion: Completion, damage: str) -> Completion:
+    """A completion with one thing in it that no figure can be made of."""
+    logprobs, support = completion.logprobs.copy(), completion.support_logprobs
+    assert support is not None
+    match damage:
+        case "no tokens":
+            ids, numbers = completion.token_ids[:0], logprobs[:0]
+            fields = {"token_ids": ids, "logprobs": numbers, "mask_ids": ids, "support_logprobs": numbers}
+            return replace(completion, **fields, mask_offsets=np.zeros(1, np.int64))
+        case "support":
+            return replace(completion, support_logprobs=np.where(np.arange(len(support)) == 1, -np.inf, support))
+        case "temperature":
+            return replace(completion, sampling=replace(completion.sampling, temperature=math.inf))
+    logprobs[0] = float(damage)
+    return replace(completion, logprobs=logprobs)
+
+
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        ("no tokens", "has no tokens"),
+        ("nan", "a logprob is not a finite number <= 0"),
+        ("-inf", "a logprob is not a finite number <= 0"),
+        ("3e38", "a logprob is not a finite number <= 0"),
+        ("support", "a logprob is not a finite number <= 0"),
+        ("temperature", "a sampling parameter is not a finite number"),
+    ],
+)
+def test_a_row_that_cannot_be_shown_is_named(make_dataset: Callable[..., Any], damage: str, problem: str) -> None:
+    """Rather than printed as NaN or Infinity, which are no JSON."""
+    directory, completions = make_dataset(0, support_logprobs=True)
+    row = replace(spoilt(completions[0], damage), sample_index=3)
+    with (
+        WriterSlot(directory, "w1") as slot,
+        ShardWriter(slot, read_manifest(directory), commit_interval=math.inf) as writer,
+    ):
+        writer.add(row)
+    with pytest.raises(
+        DatasetError, match=rf"part-w1-000000\.parquet: row group 0, row 0: {problem}; `rollgen verify`"
+    ):
+        read_sample(directory, "p0:3")
+
+
+@pytest.mark.parametrize("index", [-1, 1, 2**62])
+def test_a_row_of_another_prompt_index(make_dataset: Callable[..., Any], index: int) -> None:
+    """The plan has prompt p0 at 0: else n were that of another prompt, or of none. A right row beside it is found."""
+    directory, completions = make_dataset(0)
+    rows = [replace(completions[0], sample_index=4 if place else 3, prompt_index=place) for place in (0, index)]
+    with (
+        WriterSlot(directory, "w1") as slot,
+        ShardWriter(slot, read_manifest(directory), commit_interval=math.inf) as writer,
+    ):
+        for row in rows:
+            writer.add(row)
+    with pytest.raises(DatasetError, match=rf"plan\.parquet: row {index} is not prompt 'p0', as a stored row says"):
+        read_sample(directory, "p0:4")
+    assert read_sample(directory, "p0:3").n == 4
 
 
 def damage_middle(path: Path) -> None:

@@ -57,7 +57,7 @@ def sample_of(
         row_group=2,
         row=7,
         vocab_size=512,
-        decoder=decoder or Decoder(TOKENIZER),
+        decoder=decoder or Decoder(TOKENIZER.backend_tokenizer),
     )
 
 
@@ -247,7 +247,7 @@ def test_without_a_tokenizer(make_dataset: Callable[..., Any]) -> None:
     """Ids stand for the tokens, and the prompt is shown as it was given."""
     sample = read_sample(make_dataset(0).directory, "p0")
     output = shown(sample)
-    assert "no tokenizer/: tokens are shown as ids" in output
+    assert "no tokenizer/tokenizer.json: tokens are shown as ids" in output
     assert "\nprompt p0\n" in output
     assert f"\n{sample.completion.token_ids[0]} " in output
 

@@ -17,11 +17,12 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
+from rollgen.config import digest
 from rollgen.errors import DatasetError
 from rollgen.format.commit import WriterSlot
 from rollgen.format.failures import FailureLog
-from rollgen.format.journal import footer_sha256
-from rollgen.format.manifest import Retry, read_manifest, replace_manifest
+from rollgen.format.journal import footer_sha256, list_shards
+from rollgen.format.manifest import PLANLESS, Retry, read_manifest, replace_manifest
 from rollgen.format.writer import ShardWriter
 from rollgen.inspect.card import dataset_card
 from rollgen.inspect.stats import LOGPROB_BINS, Distribution, dataset_stats, distribution
@@ -292,10 +293,34 @@ def test_run_without_shards(empty_dataset: Path) -> None:
 
 
 def test_dataset_without_plan(make_dataset: Callable[..., Any]) -> None:
-    """A program with its own loop writes none."""
+    """A program with its own loop writes none, and says so; elsewhere it is missing, and what is owed is not known."""
     directory = make_dataset(0).directory
     (directory / "plan.parquet").unlink()
+    with pytest.raises(DatasetError, match=r"plan\.parquet: missing"):
+        dataset_stats(directory)
+    record = read_manifest(directory)
+    identity = record.identity | {PLANLESS: True}
+    for shard in list_shards(directory):  # they name the dataset that they are of
+        shard.unlink()
+    (directory / "journal" / "w0.jsonl").unlink()
+    replace_manifest(directory, record.model_copy(update={"identity": identity, "config_digest": digest(identity)}))
     assert dataset_stats(directory).plan is None
+
+
+def test_more_rows_than_planned(make_dataset: Callable[..., Any], commit: Callable[..., None]) -> None:
+    """A shard that is there twice is 12 rows too many of 12 prompts: nothing is owed less, and never less than none.
+
+    Of each of 12 prompts 3 of 4 samples are stored. The first shard has those of the prompts 0 to 3.
+    """
+    directory, completions = make_dataset(0)
+    commit(directory, completions[:12], "w1")
+    plan = dataset_stats(directory).plan
+    assert plan is not None
+    assert (plan.samples, plan.owed, plan.surplus) == (48, 8, 8)  # 4 rows pass for the samples that prompts 0-3 lack
+    commit(directory, completions[:12], "w2")
+    plan = dataset_stats(directory).plan
+    assert plan is not None
+    assert (plan.owed, plan.surplus) == (8, 20)
 
 
 def test_json_is_plain(make_dataset: Callable[..., Any]) -> None:

@@ -13,13 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from models.fake_engine import FakeEngine
+from models.runs import Runs
 from rich.console import Console
 
+from rollgen.engines.base import SampleRequest
 from rollgen.errors import DatasetError
-from rollgen.format.commit import WriterSlot, quarantine
+from rollgen.format.commit import Part, WriterSlot, quarantine
 from rollgen.format.failures import FailureLog
 from rollgen.format.journal import JournalLine, list_shards
-from rollgen.format.manifest import read_manifest
+from rollgen.format.manifest import read_manifest, replace_manifest
+from rollgen.format.replacement import COMPACTOR
 from rollgen.format.schema import JOURNAL_DIR, MANIFEST_FILE, PLAN_FILE
 from rollgen.inspect.status import RunStatus, owed_of, run_status
 from rollgen.inspect.status_view import render_status
@@ -34,6 +38,11 @@ def set_times(directory: Path, commits: list[float], *, manifest: float = 0.0) -
     os.utime(directory / MANIFEST_FILE, (STARTED + manifest,) * 2)
     for path, seconds in zip(list_shards(directory), commits, strict=True):
         os.utime(path, (STARTED + seconds,) * 2)
+
+
+def begin(directory: Path) -> None:
+    """Let the writer w0 look as if it had begun: its lock is older than the manifest, which has its attempt."""
+    os.utime(directory / JOURNAL_DIR / "w0.lock", (STARTED - 1,) * 2)
 
 
 def snapshot(directory: Path) -> dict[str, tuple[bytes, int]]:
@@ -62,6 +71,7 @@ def test_a_live_run(make_dataset: Callable[..., Any]) -> None:
     """A writer whose lock is held is alive; looking does not take its lock away."""
     directory, _ = make_dataset(0)
     with WriterSlot(directory, "w0"):
+        begin(directory)
         status = run_status(directory)
         assert (status.state, [writer.alive for writer in status.writers]) == ("running", [True])
         assert run_status(directory).state == "running"
@@ -110,6 +120,27 @@ def test_complete(make_dataset: Callable[..., Any], make_completion: Callable[..
     status = run_status(directory)
     assert (status.state, status.owed, status.stored) == ("complete", 0, 48)
     assert [(writer.name, writer.shards, writer.samples) for writer in status.writers] == [("w0", 3, 36), ("w1", 1, 12)]
+
+
+def test_more_rows_than_planned(make_dataset: Callable[..., Any], commit: Callable[..., None]) -> None:
+    """Two shards twice, of 48 rows that were planned: nothing is owed, and it is not complete."""
+    directory, completions = make_dataset(0)
+    commit(directory, completions[:24], "w1")
+    status = run_status(directory)
+    assert (status.state, status.stored, status.owed, status.surplus) == ("stopped", 60, 0, 12)
+    assert "12 rows more than planned: run `rollgen verify`" in shown(status)
+
+
+def test_lost_shards_are_not_complete(
+    make_dataset: Callable[..., Any], make_completion: Callable[..., Any], commit: Callable[..., None]
+) -> None:
+    """As many rows as planned, and a file that nobody can read."""
+    directory, _ = make_dataset(0)
+    commit(directory, [make_completion(index, 3) for index in range(12)])
+    (directory / "data" / "part-w0-000009.parquet").write_bytes(b"PAR1")
+    status = run_status(directory)
+    assert (status.state, status.owed, status.lost) == ("stopped", 0, ("part-w0-000009.parquet",))
+    assert "1 shard missing or not readable" in shown(status)
 
 
 def test_failures(make_dataset: Callable[..., Any], make_completion: Callable[..., Any], commit: Any) -> None:
@@ -189,8 +220,60 @@ def test_rate_and_time_left(make_dataset: Callable[..., Any]) -> None:
     assert stopped.tokens_per_second == pytest.approx(tokens / 50)
     assert stopped.seconds_left is None  # nobody is writing
     with WriterSlot(directory, "w0"):
+        begin(directory)
         assert run_status(directory).seconds_left == pytest.approx(50 / 3)  # 12 owed of 36 stored in 50 s
     assert stopped.writers[0].last_commit == "2026-01-02T03:04:55+00:00"
+
+
+def test_a_continued_run_that_has_not_begun(make_dataset: Callable[..., Any]) -> None:
+    """While it loads its model, speed and time left would be those of the attempt before: neither is shown."""
+    directory, _ = make_dataset(0)
+    set_times(directory, [10, 30, 50])
+    with WriterSlot(directory, "w0"):  # whose lock is younger than the manifest
+        status = run_status(directory)
+        assert (status.state, status.stored, status.owed) == ("starting", 36, 12)
+        assert (status.tokens_per_second, status.seconds_left) == (None, None)
+
+
+def test_a_run_from_its_start_to_its_end(runs: Runs) -> None:
+    """As it loads for the first time, samples, has ended, loads for more, and samples again."""
+    seen: list[tuple[str, int | None]] = []
+
+    def look() -> None:
+        status = run_status(runs.out)
+        seen.append((status.state, status.owed))
+
+    class Looking(FakeEngine):
+        async def start(self) -> None:
+            look()
+
+    async def before(request: SampleRequest) -> None:
+        if not runs.engine.asked[1:]:
+            look()
+
+    runs(Looking(before=before))
+    look()
+    runs(Looking(before=before), n=3, resume=True)
+    assert seen == [("starting", None), ("running", 10), ("complete", 0), ("starting", 0), ("running", 5)]
+
+
+def test_compaction_is_no_start(make_dataset: Callable[..., Any]) -> None:
+    """It has a lock and adds no attempt."""
+    directory, _ = make_dataset(0)
+    with WriterSlot(directory, COMPACTOR):
+        assert run_status(directory).state == "running"
+
+
+def test_one_of_two_writers_has_begun(make_dataset: Callable[..., Any]) -> None:
+    """The run goes on, at the speed of the one that is at work."""
+    directory, completions = make_dataset(0)
+    set_times(directory, [10, 30, 50])
+    tokens = sum(len(completion.token_ids) for completion in completions)
+    with WriterSlot(directory, "w0", Part(0, 2)), WriterSlot(directory, "w1", Part(1, 2)):
+        begin(directory)
+        status = run_status(directory)
+    assert status.state == "running"
+    assert status.tokens_per_second == pytest.approx(tokens / 50)
 
 
 def test_rate_is_of_the_last_attempt(make_dataset: Callable[..., Any]) -> None:
@@ -220,6 +303,7 @@ def test_no_rate_where_there_is_none(make_dataset: Callable[..., Any], commits: 
     directory, _ = make_dataset(0)
     set_times(directory, commits, manifest=manifest)
     with WriterSlot(directory, "w0"):
+        begin(directory)
         status = run_status(directory)
     assert (status.tokens_per_second, status.seconds_left) == (None, None)
 
@@ -243,6 +327,7 @@ def test_view(make_dataset: Callable[..., Any]) -> None:
     directory, _ = make_dataset(0)
     set_times(directory, [10, 30, 50])
     with WriterSlot(directory, "w0"):
+        begin(directory)
         status = replace(
             run_status(directory), failed=1, failed_by_stage={"engine": 1}, lost=("a", "b", "c", "d"), retries=2
         )
@@ -255,7 +340,7 @@ def test_view(make_dataset: Callable[..., Any]) -> None:
         "2026-01-02T03:04:05+00:00 · attempt 1",
         "tokens/s at the last commits",
         "about 0:00:17",
-        "4 shards missing or not readable: --resume makes their samples again · a · b · c · and 1 more",
+        "4 shards missing or not readable: --resume makes what they held again · a · b · c · and 1 more",
         "w0      yes         3       36",
         "2026-01-02T03:04:55+00:00",
     ):
@@ -269,6 +354,13 @@ def test_view_of_almost_nothing(tmp_path: Path, empty_dataset: Path, make_datase
     assert "0 of 24 samples (0.0%)" in shown(run_status(empty_dataset))
     status = replace(run_status(make_dataset(0).directory), planned=None, skipped=None, owed=None)
     assert "36 samples · no plan: nothing is owed" in shown(status)
+
+
+def test_view_of_a_stopped_run(make_dataset: Callable[..., Any]) -> None:
+    """The next step, and none where nothing is owed."""
+    status = run_status(make_dataset(0).directory)
+    assert "Owed     12 · --resume continues" in shown(status)
+    assert "--resume" not in shown(replace(status, owed=0, state="complete"))
 
 
 def test_view_is_inert(make_dataset: Callable[..., Any]) -> None:
@@ -296,7 +388,6 @@ def test_many_writers_are_bounded(make_dataset: Callable[..., Any]) -> None:
 def test_without_attempts(make_dataset: Callable[..., Any]) -> None:
     """A manifest that records none has no start to measure from."""
     directory, _ = make_dataset(0)
-    manifest = read_manifest(directory).model_copy(update={"attempts": []})
-    (directory / MANIFEST_FILE).write_text(json.dumps(manifest.model_dump()))
+    replace_manifest(directory, read_manifest(directory).model_copy(update={"attempts": []}))
     status = run_status(directory)
     assert (status.attempts, status.started_at, status.tokens_per_second) == (0, None, None)

@@ -15,7 +15,8 @@ import numpy as np
 import pyarrow.compute as pc
 import pytest
 
-from rollgen.errors import DatasetError, MissingFile, UsageError
+from rollgen.config import digest
+from rollgen.errors import DatasetError, MissingFile, Unreadable, UsageError
 from rollgen.format import reader
 from rollgen.format.manifest import Manifest
 from rollgen.format.retries import RetryList
@@ -92,7 +93,8 @@ def test_two_vocabularies(
     second = write_shards([[make_completion(0, 0)]])
     manifest = json.loads((second / "rollgen.json").read_text())
     del manifest["sha256"]
-    (second / "rollgen.json").write_text(json.dumps(manifest | {"vocab_size": 600}))
+    manifest |= {"vocab_size": 600}
+    (second / "rollgen.json").write_text(json.dumps(manifest | {"sha256": digest(manifest)}))
     with pytest.raises(UsageError, match=r"vocabulary is 600, that of .*first 512"):
         open_index([first, second])
 
@@ -189,6 +191,22 @@ def test_a_missing_shard_is_not_damage(three_shards: Path) -> None:
     (three_shards / "data/part-w0-000001.parquet").unlink()
     with pytest.raises(MissingFile, match=r"000001\.parquet: missing, though committed"):
         open_index([three_shards], on_damage="skip")
+
+
+@pytest.mark.parametrize("already_open", [False, True])
+def test_what_the_machine_cannot_read_is_not_damage(
+    three_shards: Path, monkeypatch: pytest.MonkeyPatch, already_open: bool
+) -> None:
+    """Neither for the index nor for batches: with memory, or another disk, the samples would be there."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    stream = RolloutStream(three_shards, on_damage="skip")
+    monkeypatch.setattr("rollgen.format.parquet.CheckedParquet.read", fail)
+    with pytest.raises(Unreadable, match=r"row group 0: this machine could not read it: out of memory"):
+        next(iter(stream)) if already_open else open_index([three_shards], on_damage="skip")
+    assert stream.losses == ()
 
 
 def test_a_directory_that_goes_while_it_is_read(three_shards: Path) -> None:

@@ -11,6 +11,7 @@ MEMORY_BYTES of addresses, so that a bomb ends it rather than the machine.
 
 from __future__ import annotations
 
+import io
 import json
 import resource
 import signal
@@ -20,9 +21,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from rich.console import Console
 
 from rollgen.errors import RollgenError
 from rollgen.inspect.sample import read_sample
+from rollgen.inspect.sample_view import render_sample
 from rollgen.inspect.stats import dataset_stats
 from rollgen.inspect.status import run_status
 from rollgen.loader.dataset import RolloutDataset
@@ -36,7 +39,9 @@ SECONDS: Final = 20
 
 def verify(directory: Path) -> list[tuple[str, str]]:
     """Kind and file of each finding."""
-    return [(finding.kind, finding.file) for finding in verify_dataset(directory).findings]
+    found = verify_dataset(directory)
+    json.dumps(found.to_json(), allow_nan=False)
+    return [(finding.kind, finding.file) for finding in found.findings]
 
 
 def load(directory: Path) -> int:
@@ -58,16 +63,19 @@ def inspect(directory: Path) -> int:
 
 
 def sample(directory: Path) -> int:
-    """One sample with all that `inspect --sample` shows."""
-    shown = read_sample(directory, "emoji-😀:0").to_json(at=0)
-    json.dumps(shown)
+    """One sample with all that `inspect --sample` shows, as JSON and as text."""
+    found = read_sample(directory, "emoji-😀:0")
+    shown = found.to_json(at=0)
+    json.dumps(shown, allow_nan=False)
+    for at in (None, 0):
+        render_sample(found, Console(file=io.StringIO()), at)
     return len(shown["tokens"])
 
 
 def status(directory: Path) -> int:
     """How the run stands."""
     found = run_status(directory)
-    json.dumps(found.to_json())
+    json.dumps(found.to_json(), allow_nan=False)
     return found.stored
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rollgen.errors import UsageError
+from rollgen.prompts import sources
 from rollgen.prompts.sources import ENDINGS, PromptFiles, default_stem
 
 
@@ -235,3 +236,14 @@ def test_the_default_name_of_a_run(tmp_path, monkeypatch, first, stem):
     (tmp_path / "parent" / "here").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "parent" / "here")
     assert default_stem([first, "other.jsonl"]) == stem
+
+
+def test_rows_without_end_from_a_small_file(tmp_path, monkeypatch):
+    """800 rows of 100 bytes come from a file of some 150: fewer than 40 KB may, here, and 1,000 times the file."""
+    path = tmp_path / "p.jsonl.gz"
+    path.write_bytes(gzip.compress(b"\n".join([b"x" * 100] * 800)))
+    monkeypatch.setattr(sources, "_MOST_BYTES", 40_000)
+    assert len(list(PromptFiles([path]))) == 800
+    monkeypatch.setattr(sources, "_MOST_GROWTH", 100)
+    with pytest.raises(UsageError, match=r"p\.jsonl\.gz: 0 MiB of rows, and more to come, from a file of \d+ bytes"):
+        list(PromptFiles([path]))

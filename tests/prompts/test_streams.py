@@ -1,6 +1,7 @@
 """Plain and compressed bytes to lines."""
 
 import gzip
+import hashlib
 import io
 import re
 
@@ -20,7 +21,7 @@ def zstd(data, **options):
 
 
 def lines_of(data, tally=None):
-    return list(read_lines(io.BufferedReader(io.BytesIO(data)), "p", tally or Tally()))
+    return [line for _, line in read_lines(io.BufferedReader(io.BytesIO(data)), "p", tally or Tally())]
 
 
 @pytest.mark.parametrize(
@@ -41,7 +42,7 @@ def lines_of(data, tally=None):
 def test_lines_and_bytes_of_a_stream(data, text):
     """All lines come, and every byte that lies there is tallied."""
     tally = Tally()
-    assert lines_of(data, tally) == text.splitlines(keepends=True)
+    assert lines_of(data, tally) == text.splitlines()
     assert tally.bytes == len(data)
 
 
@@ -71,12 +72,35 @@ def test_a_compressed_file_is_read_as_far_as_needed():
     data = gzip.compress(TEXT * 20, compresslevel=0)
     tally = Tally()
     lines = read_lines(io.BufferedReader(io.BytesIO(data)), "p", tally)
-    assert next(lines) == b'{"id": 0}\n'
+    assert next(lines) == (1, b'{"id": 0}')
     assert tally.bytes <= streams._BUFFER + streams._BLOCK < len(data)
 
 
-def test_a_line_without_end_is_refused(monkeypatch):
-    """It would fill the memory; here from 16 bytes on."""
-    monkeypatch.setattr(streams, "_LONGEST_LINE", 16)
-    with pytest.raises(UsageError, match=r"p:2: a line of 0 MiB or more; write one JSON object a line"):
-        lines_of(b"short\n" + b"x" * 17)
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, zstd], ids=["plain", "gzip", "zstd"])
+def test_blank_lines_count(pack):
+    """One by one and in blocks: 5,000 of each kind lie before line 20,002. Space around a line is no part of it."""
+    blanks = b"\n" * 5000 + b"\r\n" * 5000 + b" \t\n" * 5000 + b"\xef\xbb\xbf\n" * 5000
+    data = pack(b"\xef\xbb\xbfa\n" + blanks + b"\t b\r\nc")
+    tally = Tally()
+    lines = list(read_lines(io.BufferedReader(io.BytesIO(data)), "p", tally))
+    assert lines == [(1, b"a"), (20_002, b"b"), (20_003, b"c")]
+    assert (tally.bytes, tally.sha256) == (len(data), hashlib.sha256(data).hexdigest())
+
+
+def endless(piece, pack):
+    """256 MiB of a piece of text, in some kilobytes."""
+    return pack(piece * ((256 << 20) // len(piece)))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        pytest.param(lambda: endless(b"\n", zstd), r"p:\d+: more than 16 MiB of blank lines; remove them", id="blank"),
+        pytest.param(lambda: endless(b"x", zstd), "p:1: a line of 64 MiB or more; write one JSON", id="zstd"),
+        pytest.param(lambda: gzip.compress(bytes(65 << 20), 1), "p:1: a line of 64 MiB or more", id="gzip"),
+    ],
+)
+def test_what_never_ends_is_refused(data, message):
+    """Lines and blanks that a few kilobytes decompress to."""
+    with pytest.raises(UsageError, match=message):
+        lines_of(data())

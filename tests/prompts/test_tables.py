@@ -37,6 +37,7 @@ def rows_of(path, *columns, **options):
         pytest.param(pa.array([True]), True, id="boolean"),
         pytest.param(pa.nulls(1), None, id="null"),
         pytest.param(pa.array(["a\n\u2028😀"]), "a\n\u2028😀", id="text"),
+        pytest.param(pa.array(["a" * 13], pa.string_view()), "a" * 13, id="text view"),
         pytest.param(pa.array(["a"]).dictionary_encode(), "a", id="dictionary"),
         pytest.param(pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int64())), {"k": 1}, id="map"),
         pytest.param(pa.array([TIME]), "2026-01-02 03:04:05.000000Z", id="timestamp"),

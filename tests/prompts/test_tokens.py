@@ -1,11 +1,13 @@
 """Chat template and tokenizer."""
 
+import copy
 from dataclasses import replace
 from datetime import UTC, datetime
 
 import numpy as np
 import pytest
 from models.tiny import CHAT_TEMPLATE, CONTEXT_LENGTH, VOCAB_SIZE
+from tokenizers import normalizers
 
 from rollgen.config import RunConfig
 from rollgen.errors import UsageError
@@ -84,6 +86,23 @@ def test_a_template_may_refuse_a_row(model_info, template, reason):
     assert text.size
 
 
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.__class__.__init__.__globals__ }}",
+        "{{ strftime_now.__self__.year }}",
+        "{{ raise_exception.__globals__ }}{{ raise_exception.__globals__.os }}",
+        "{% set _ = messages.append(1) %}",
+    ],
+    ids=["type of a text", "globals", "a function's object", "a function's globals", "a change of its input"],
+)
+def test_templates_run_in_a_sandbox(model_info, template):
+    """What leads from a value to the interpreter is refused, and so is changing what was given."""
+    [refused] = encode(replace(model_info, chat_template=template), [USER])
+    assert "unsafe" in refused
+
+
 def test_a_missing_or_broken_template_is_a_usage_error(model_info):
     """No row can help that."""
     with pytest.raises(UsageError, match="no chat template; give one with --chat-template"):
@@ -99,6 +118,27 @@ def test_a_prompt_must_leave_room_for_a_token(model_info):
     fits, refused = encode(model_info, longest, too_long)
     assert fits.size == 255
     assert "fills the context: 256 tokens of 256" in refused
+
+
+@pytest.mark.parametrize("text", ["a " * (1 << 19), "a" * (1 << 20), " " * (1 << 20)], ids=["words", "word", "spaces"])
+@pytest.mark.parametrize("as_chat", [False, True], ids=["text", "chat"])
+def test_a_text_of_megabytes_is_refused_by_its_beginning(model_info, text, as_chat):
+    """Else the number would be that of all its tokens, which takes minutes where a text has many more characters."""
+    long = Chat([{"role": "user", "content": text}]) if as_chat else text
+    refused, fits = encode(model_info, long, "Hi")
+    assert refused == (
+        "the prompt fills the context: more than 512 tokens of 256; "
+        "shorten it, or raise --max-model-len if the model allows"
+    )
+    assert fits.size
+
+
+def test_a_long_text_of_few_tokens_fits(model_info):
+    """However it begins, the whole text decides: here a normalizer drops all 100,000 spaces."""
+    tokenizer = copy.deepcopy(model_info.tokenizer)
+    tokenizer.backend_tokenizer.normalizer = normalizers.Strip()
+    (ids,) = encode(replace(model_info, tokenizer=tokenizer), " " * 100_000 + "Hi")
+    assert ids.tolist() == encode(model_info, "Hi")[0].tolist()
 
 
 def test_a_foreign_tokenizer_is_noticed(model_info):

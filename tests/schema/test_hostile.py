@@ -31,6 +31,7 @@ RECIPES = (
     "device-journal",
     "gigabyte-manifest",
     "gigabyte-line",
+    "group-flood",
     "linked-shard",
 )
 MAX_MIB = 200

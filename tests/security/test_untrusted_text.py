@@ -7,6 +7,7 @@ on a terminal), nothing that reorders or hides text, no line of more than LONGES
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -28,7 +29,7 @@ from models.tiny import make_tiny_tokenizer
 from rollgen.cli.app import main
 from rollgen.cli.progress import ConsoleReporter
 from rollgen.cli.summary import print_summary
-from rollgen.config import digest
+from rollgen.config import canonical_json, digest
 from rollgen.engines.base import RequestError, SampleRequest
 from rollgen.errors import EngineError, RollgenError
 from rollgen.format.commit import WriterSlot
@@ -345,7 +346,8 @@ def with_manifest(change: Callable[[dict[str, Any], str], object]) -> Callable[[
         manifest = json.loads(path.read_text())
         del manifest["sha256"]
         change(manifest, text)
-        path.write_text(json.dumps(manifest))
+        sealed = hashlib.sha256(canonical_json(manifest).encode(errors="surrogatepass")).hexdigest()
+        path.write_text(json.dumps(manifest | {"sha256": sealed}))
 
     return damage
 

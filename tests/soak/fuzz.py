@@ -1,11 +1,13 @@
 """Files that were changed at random, through everything that reads them: it succeeds, or it is a RollgenError.
 
 Bytes are flipped, cut, repeated and replaced; Thrift structs (footers, page headers) and JSON are taken apart, changed
-in one place and put together again, and hashes made to fit, so that a change is looked at and not only its hash. All of
-it follows from a seed. The readers run in a process of their own: when it dies, hangs or takes gigabytes, the attempt
-that did it is on disk, and `keep_failure` says where.
+in one place and put together again, and hashes made to fit, so that a change is looked at and not only its hash.
 
-    python -m soak.fuzz DIRECTORY SEED SECONDS        (that process, in tests/)
+Hypothesis chooses, in batches that follow from a seed and their numbers: of a reader that crashes, the smallest change
+that makes it is printed. The readers run in a process of their own: when it dies, hangs or takes gigabytes, what it was
+at is on disk, the batch and the changed files, and `keep_failure` says where. A batch is done again by
+
+    python -m soak.fuzz DIRECTORY SEED SECONDS [BATCH]        (that process, in tests/, from that batch on)
 """
 
 from __future__ import annotations
@@ -28,6 +30,9 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
+from hypothesis import HealthCheck, Phase, given, note, settings
+from hypothesis import seed as seeded
+from hypothesis import strategies as st
 
 TESTS: Final = Path(__file__).parents[1]
 sys.path.insert(0, str(TESTS.parent / "schema" / "conformance"))
@@ -47,8 +52,12 @@ FAILURES: Final = "failures/w0.jsonl"
 FAILURE: Final = {"prompt_id": "7", "prompt_index": 1, "sample_index": 2, "stage": "engine", "error": "", "time": ""}
 SECONDS: Final = 20
 """For one attempt."""
-START_SECONDS: Final = 60
-"""For the process to begin and to end."""
+BATCH: Final = 50
+"""Attempts that Hypothesis plans together: about a second's."""
+END_SECONDS: Final = 300
+"""For the process to begin, to shrink what it has found, and to end."""
+ATTEMPT: Final = "attempt.json"
+"""What the process is at."""
 
 Rng = random.Random
 Spoil = Callable[[Hostile, Rng], None]
@@ -58,17 +67,21 @@ def run(seconds: float, seed: int) -> str:
     """Fuzz for so long. Returns one line of figures. Raises AssertionError at the first crash, naming its seed."""
     with tempfile.TemporaryDirectory(prefix="rollgen-fuzz-") as scratch:
         command = [sys.executable, "-m", "soak.fuzz", scratch, str(seed), str(seconds)]
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1"}
+        environment = {"OMP_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1", "HYPOTHESIS_STORAGE_DIRECTORY": scratch}
         done = subprocess.run(
-            command, cwd=TESTS, env=environment, capture_output=True, text=True, timeout=seconds + START_SECONDS
+            command,
+            cwd=TESTS,
+            env=os.environ | environment,
+            capture_output=True,
+            text=True,
+            timeout=seconds + END_SECONDS,
         )
-        lines = done.stdout.splitlines()
         if done.returncode != 0:
             kept = keep_failure(Path(scratch))
-            raise AssertionError(
-                f"seed {seed}: exit {done.returncode}, {lines[-1:]}; kept in {kept}\n{done.stderr[-2000:]}"
-            )
-        return lines[-1]
+            at = kept / ATTEMPT
+            attempt = at.read_text() if at.exists() else "before the first attempt"
+            raise AssertionError(f"exit {done.returncode} at {attempt}; kept in {kept}\n{done.stderr[-4000:]}")
+        return done.stdout.splitlines()[-1]
 
 
 def keep_failure(scratch: Path) -> Path:
@@ -83,16 +96,18 @@ def mutated_bytes(content: bytes, rng: Rng) -> bytes:
     changed = bytearray(content)
     for _ in range(rng.choice((1, 1, 2, 3))):
         at, length = rng.randrange(len(changed) + 1), rng.choice((1, 2, 8, 64, 1000))
-        match rng.randrange(6):
-            case 0 if at < len(changed):
+        change = rng.choice(("flip", "overwrite", "remove", "repeat", "zero", "cut"))
+        note(f"{change} at byte {at}, {length} bytes")
+        match change:
+            case "flip" if at < len(changed):
                 changed[at] ^= 1 << rng.randrange(8)
-            case 1:
+            case "overwrite":
                 changed[at : at + length] = rng.randbytes(length)
-            case 2:
+            case "remove":
                 del changed[at : at + length]
-            case 3:
+            case "repeat":
                 changed[at:at] = changed[at : at + length]
-            case 4:
+            case "zero":
                 changed[at : at + length] = bytes(length)
             case _:
                 del changed[at:]
@@ -129,12 +144,14 @@ def mutated_json(value: Any, rng: Rng) -> Any:
         {},
         container[key],
     )
-    if rng.randrange(8) == 0:
+    note(("changed", key, container[key]))
+    if rng.randrange(8) == 7:
         del container[key]
-    elif rng.randrange(8) == 0:
+    elif rng.randrange(8) == 7:
         container[key] = [container[key]]
     else:
         container[key] = rng.choice(others)
+    note(("now", container))
     return value
 
 
@@ -153,7 +170,8 @@ def mutate_struct(fields: parquet_bytes.Fields, rng: Rng) -> None:
     """One field of it changed or removed, or put in place of another."""
     container, field = rng.choice(list(thrift_places(fields)))
     kind, value = container[field]
-    if rng.randrange(6) == 0:
+    note(("changed field", field, kind, value))
+    if rng.randrange(6) == 5:
         del container[field]
     elif kind in (4, 5, 6):
         container[field] = (kind, rng.choice((*NUMBERS, value + 1, value - 1, value * 2)))
@@ -164,6 +182,7 @@ def mutate_struct(fields: parquet_bytes.Fields, rng: Rng) -> None:
         container[field] = (kind, (element, rng.choice((items[:-1], items + items[:1], [], items[::-1]))))
     else:
         container[rng.randrange(1, 20)] = (kind, value)
+    note(("now", container))
 
 
 def mutated_parquet(content: bytes, rng: Rng) -> bytes:
@@ -266,45 +285,66 @@ def read_prompts(path: Path) -> int:
     return rows
 
 
-def attempt_dataset(base: Path, directory: Path, rng: Rng) -> tuple[str, dict[str, Any]]:
-    """One kind of file changed, through one reader."""
-    shutil.rmtree(directory, ignore_errors=True)
-    shutil.copytree(base, directory)
-    kind = rng.choice(list(DATASETS))
-    DATASETS[kind](Hostile(directory), rng)
-    return kind, outcome(rng.choice(list(READERS.values())), directory)
+class Fuzzer:
+    """Changes files in a directory and has them read."""
 
+    def __init__(self, scratch: Path) -> None:
+        self._scratch = scratch
+        self._base = make_base(scratch / "base").directory
+        self._prompts = make_prompts()
+        self._targets = [(kind, reader) for kind in DATASETS for reader in READERS]
+        self._targets += 2 * [(name, read_prompts.__name__) for name in self._prompts]
+        self.tally: Counter[str] = Counter()
+        """Attempts by what came of them."""
 
-def attempt_prompts(sound: dict[str, bytes], directory: Path, rng: Rng) -> tuple[str, dict[str, Any]]:
-    """One kind of prompt file changed and read."""
-    name = rng.choice(list(sound))
-    change = mutated_parquet if name.endswith(".parquet") else mutated_bytes
-    path = directory / name
-    path.write_bytes(change(sound[name], rng))
-    return name, outcome(read_prompts, path)
+    def batch(self, seed: int, number: int) -> None:
+        """BATCH attempts. Raises AssertionError, with notes that say what was changed, for one that crashes."""
+
+        @seeded(f"{seed} {number}")
+        @settings(
+            max_examples=BATCH,
+            phases=(Phase.generate, Phase.shrink),
+            database=None,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            report_multiple_bugs=False,
+        )
+        @given(st.sampled_from(self._targets), st.randoms(use_true_random=False))
+        def attempt(target: tuple[str, str], rng: Rng) -> None:
+            said = {"seed": seed, "batch": number, "target": target}
+            (self._scratch / ATTEMPT).write_text(json.dumps(said))
+            signal.alarm(SECONDS)
+            found = self._read_changed(*target, rng)
+            signal.alarm(0)
+            assert "crashed" not in found, found
+            self.tally.update(found.keys())
+
+        attempt()
+
+    def _read_changed(self, kind: str, reader: str, rng: Rng) -> dict[str, Any]:
+        if kind in self._prompts:
+            path = self._scratch / kind
+            change = mutated_parquet if path.suffix == ".parquet" else mutated_bytes
+            path.write_bytes(change(self._prompts[kind], rng))
+            return outcome(read_prompts, path)
+        directory = self._scratch / "dataset"
+        shutil.rmtree(directory, ignore_errors=True)
+        shutil.copytree(self._base, directory)
+        DATASETS[kind](Hostile(directory), rng)
+        return outcome(READERS[reader], directory)
 
 
 def main() -> None:
-    """Attempts until the time is over, each from a seed of its own; exits with 1 at the first crash."""
+    """Batches until the time is over. Exits with 1 at the first crash."""
     scratch, seed, seconds = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
-    base, prompts = make_base(scratch / "base").directory, make_prompts()
+    fuzzer, number = Fuzzer(scratch), int(*sys.argv[4:])
     limit_memory()
-    tally: Counter[str] = Counter()
-    end, number = time.monotonic() + seconds, 0
+    end = time.monotonic() + seconds
     while time.monotonic() < end:
-        rng = random.Random(f"{seed} {number}")
-        signal.alarm(SECONDS)
-        if rng.randrange(5):
-            kind, found = attempt_dataset(base, scratch / "dataset", rng)
-        else:
-            kind, found = attempt_prompts(prompts, scratch, rng)
-        [result] = found
-        if result == "crashed":
-            print(f"attempt {number}, {kind}: {found[result]}", flush=True)
-            sys.exit(1)
-        tally[result] += 1
+        fuzzer.batch(seed, number)
         number += 1
-    print(f"{number:,} changed files: {tally['refused']:,} refused, {tally['read']:,} read, nothing else")
+    tally = fuzzer.tally
+    print(f"{tally.total():,} changed files: {tally['refused']:,} refused, {tally['read']:,} read, nothing else")
 
 
 if __name__ == "__main__":

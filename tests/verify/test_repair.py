@@ -6,11 +6,12 @@ and 1, prompts 2 and 3, and the samples that a retry made again because they wer
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import math
 import shutil
-import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -22,21 +23,24 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from models.datasets import read_rows
+from models.deaths import Killed, assert_kept, contents, dying
 from models.disk import largest_file
 from models.runs import Runs
 
 from rollgen.config import digest
 from rollgen.curate.compact import compact
 from rollgen.errors import DatasetError, ResumeRefused, UsageError
-from rollgen.format import replacement
 from rollgen.format.commit import Part, WriterSlot
 from rollgen.format.journal import JournalLine, file_sha256, footer_sha256, list_shards, read_journal
 from rollgen.format.jsonlines import encode_line
 from rollgen.format.manifest import PLANLESS, Manifest, create_manifest
+from rollgen.format.parquet import CheckedParquet
+from rollgen.format.reader import open_dataset
 from rollgen.format.writer import ShardWriter
 from rollgen.prompts.single import id_number
 from rollgen.verify.dataset import verify_dataset
 from rollgen.verify.repair import Change, Repair, repair_dataset
+from rollgen.verify.terminal import describe_repair
 
 JOURNAL, FAILURES = "journal/w0.jsonl", "failures/w0.jsonl"
 FIRST, SECOND, RETRIED = (f"data/part-w0-{number:06d}.parquet" for number in range(3))
@@ -51,6 +55,9 @@ def origin(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     runs = Runs(tmp_path_factory.mktemp("origin"), tiny_model)
     runs.write_prompts(5, bad=[4])
     runs(on_bad_row="skip", limit=2)
+    (runs.out.parent / "older").mkdir()
+    for name in ("rollgen.json", "plan.parquet"):
+        shutil.copy(runs.out / name, runs.out.parent / "older")
     runs(on_bad_row="skip", resume=True)
     runs(on_bad_row="skip", resume=True, **RETRY)
     assert [str(path.relative_to(runs.out)) for path in list_shards(runs.out)] == list(SHARDS)
@@ -68,19 +75,6 @@ def copy(origin: Path, tmp_path: Path, tiny_model: Path) -> Runs:
 def rows(origin: Path) -> dict[Any, dict[str, Any]]:
     """Its rows by their keys."""
     return read_rows(origin / "out")
-
-
-def contents(directory: Path) -> dict[str, bytes]:
-    """Every file but locks."""
-    files = (path for path in directory.rglob("*") if path.is_file() and path.suffix != ".lock")
-    return {str(path.relative_to(directory)): path.read_bytes() for path in files}
-
-
-def assert_kept(before: dict[str, bytes], directory: Path) -> None:
-    """What was there is there still, under some name; a file of lines may have got more of them."""
-    after = contents(directory)
-    for name, content in before.items():
-        assert any(other.startswith(content) for other in after.values()), f"{name} has lost something"
 
 
 def summary(repair: Repair) -> list[tuple[str, str]]:
@@ -180,7 +174,19 @@ def stranger(out: Path) -> None:
     append(FAILURES, json.dumps(failure | {"prompt_index": 99}).encode() + b"\n")(out)
 
 
+def exchange_names_of_lines(out: Path) -> None:
+    for number, name in enumerate((SECOND, FIRST)):
+        edit_line(number, file=Path(name).name)(out)
+
+
+def exchange_shards(out: Path) -> None:
+    first = (out / FIRST).read_bytes()
+    shutil.copy(out / SECOND, out / FIRST)
+    (out / SECOND).write_bytes(first)
+
+
 GONE = [("quarantined", FIRST)]
+EXCHANGED = [("journalled", FIRST), ("journalled", SECOND), ("rewritten", JOURNAL)]
 NEW_LINE = [("journalled", FIRST), ("rewritten", JOURNAL)]
 DAMAGE: dict[str, tuple[Callable[[Path], Any], list[tuple[str, str]]]] = {
     "nothing": (lambda _: None, []),
@@ -192,11 +198,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], list[tuple[str, str]]]] = {
     "truncated": (truncate, GONE),
     "empty": (lambda out: (out / FIRST).write_bytes(b""), GONE),
     "another shard's content": (lambda out: shutil.copy(out / SECOND, out / FIRST), GONE),
-    "another dataset's": (rewrite(of_another_dataset), GONE),
     "positive logprobs": (rewrite(with_column("logprobs", lambda rows: [[1.0] * len(row) for row in rows])), GONE),
-    "another seed": (rewrite(with_column("seed", lambda seeds: [*seeds[:-1], 7])), GONE),
-    "other sampling": (rewrite(with_column("temperature", lambda rows: [0.5] * len(rows))), GONE),
-    "a prompt that was not planned": (rewrite(with_column("prompt_index", lambda rows: [*rows[:-1], 77])), GONE),
     "unsorted rows": (rewrite(lambda table: table.take(list(range(len(table)))[::-1])), GONE),
     "a row twice": (rewrite(lambda table: table.take([0, *range(len(table))])), GONE),
     "retired, in its place": (retire_in_place, GONE),
@@ -224,6 +226,12 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], list[tuple[str, str]]]] = {
         [("journalled", FIRST), ("retired", "data/part-w0-000007.parquet")],
     ),
     "a line with the name of the next": (edit_line(0, file="part-w0-000001.parquet"), NEW_LINE),
+    "lines with each other's names": (exchange_names_of_lines, EXCHANGED),
+    "shards with each other's names": (exchange_shards, EXCHANGED),
+    "a shard with the name of another": (
+        lambda out: (out / SECOND).rename(out / FIRST),
+        [("journalled", FIRST), ("retired", SECOND), ("rewritten", JOURNAL)],
+    ),
     "a line with no shard's name": (edit_line(0, file="../passwd"), NEW_LINE),
     "a second line that says something else": (
         lambda out: append(JOURNAL, encode_line(line_of(out / FIRST, tokens=1)))(out),
@@ -264,6 +272,139 @@ def test_repaired(
     assert verify_dataset(copy.out).is_clean
 
 
+COMMITTED = "yet it is what was committed: manifest, plan or retry list may be wrong"
+ACCUSED: dict[str, tuple[Callable[[pa.Table], pa.Table], str]] = {
+    "another dataset's": (of_another_dataset, "foreign"),
+    "another seed": (with_column("seed", lambda seeds: [*seeds[:-1], 7]), "seed"),
+    "other sampling": (with_column("temperature", lambda rows: [0.5] * len(rows)), "mismatch"),
+    "a prompt that was not planned": (with_column("prompt_index", lambda rows: [*rows[:-1], 77]), "unplanned"),
+}
+
+
+@pytest.mark.parametrize(("change", "kind"), ACCUSED.values(), ids=ACCUSED)
+def test_what_was_committed_accuses_the_records(copy: Runs, change: Callable[[pa.Table], pa.Table], kind: str) -> None:
+    """The journal vouches for its bytes: it stays, which is said; what else is wrong is mended."""
+    rewrite(change)(copy.out)
+    break_line(FAILURES)(copy.out)
+    line = read_journal(copy.out).committed[Path(FIRST).name]
+    repair = repair_dataset(copy.out)
+    assert summary(repair) == [("rewritten", FAILURES)]
+    [left] = repair.left
+    assert (left.action, left.file) == ("left", FIRST)
+    assert left.reason.endswith(COMMITTED)
+    assert kind in repair.verification.by_kind
+    assert not repair.is_settled
+    assert read_journal(copy.out).committed[Path(FIRST).name] == line
+    foreseen = repair_dataset(copy.out, dry_run=True)
+    assert (foreseen.changes, foreseen.left) == ((), repair.left)
+    assert not foreseen.is_settled
+
+
+def test_an_older_copy_of_manifest_and_plan(copy: Runs, rows: dict[Any, dict[str, Any]]) -> None:
+    """They know nothing of prompts 2 and 3, nor of the retry: no shard goes, and with the right ones all is well."""
+    names = ("rollgen.json", "plan.parquet")
+    right = {name: (copy.out / name).read_bytes() for name in names}
+    for name in names:
+        shutil.copy(copy.out.parent / "older" / name, copy.out / name)
+    before = contents(copy.out)
+    repair = repair_dataset(copy.out)
+    assert repair.changes == ()
+    assert [left.file for left in repair.left] == [SECOND, RETRIED]
+    assert set(repair.verification.by_kind) == {"unplanned", "failures"}
+    assert contents(copy.out) == before
+    for name, content in right.items():
+        (copy.out / name).write_bytes(content)
+    assert repair_dataset(copy.out).is_settled
+    assert read_rows(copy.out) == rows
+
+
+FAILURES_OF_THE_MACHINE = {
+    "disk": OSError(errno.EIO, "Input/output error"),
+    "memory": pa.ArrowMemoryError("malloc of size 1 failed"),
+    "memory of libzstd": OSError("ZSTD decompression failed: Allocation error : not enough memory"),
+    "memory of Python": MemoryError(),
+}
+
+
+@contextmanager
+def failing(shard: str, error: Exception, *, times: float) -> Iterator[None]:
+    """The first so many reads of row groups of this shard fail."""
+    read, count = CheckedParquet.read, itertools.count(1)
+
+    def fail(file: CheckedParquet, *arguments: Any, **named: Any) -> pa.Table:
+        if file.path.name == Path(shard).name and next(count) <= times:
+            raise error
+        return read(file, *arguments, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CheckedParquet, "read", fail)
+        yield
+
+
+@pytest.mark.parametrize("error", FAILURES_OF_THE_MACHINE.values(), ids=FAILURES_OF_THE_MACHINE)
+def test_the_machine_fails(copy: Runs, error: Exception) -> None:
+    """Nothing is known about the shard then: it stays, which is said, and the next repair finds nothing wrong."""
+    before = contents(copy.out)
+    with failing(SECOND, error, times=math.inf):
+        repair = repair_dataset(copy.out)
+    assert repair.changes == ()
+    [left] = repair.left
+    assert left.file == SECOND
+    assert left.reason.startswith("nothing is known about it: ")
+    assert repair.verification.by_kind == {"unreadable": 1}
+    assert contents(copy.out) == before
+    with failing(SECOND, error, times=1):
+        passing = repair_dataset(copy.out)
+    assert len(passing.left) == 1
+    assert passing.verification.is_clean
+    assert not passing.is_settled
+    assert repair_dataset(copy.out).is_settled
+    assert contents(copy.out) == before
+
+
+def test_many_lines_about_one_shard(copy: Runs) -> None:
+    """Twenty thousand that differ take no longer than as many of one: all but the right one go."""
+    line = line_of(copy.out / FIRST)
+    append(JOURNAL, b"".join(encode_line(replace(line, tokens=number)) for number in range(1000, 21_000)))(copy.out)
+    started = time.process_time()
+    assert summary(repair_dataset(copy.out)) == [("rewritten", JOURNAL)]
+    assert time.process_time() - started < 15, "it compares each line with each: a minute"
+
+
+def test_many_changes_are_counted(copy: Runs) -> None:
+    """Twenty of a kind are listed, in JSON and in text."""
+    line = line_of(copy.out / FIRST)
+    lost = (encode_line(replace(line, file=f"part-lost-{number:06d}.parquet")) for number in range(50))
+    append(JOURNAL, b"".join(lost))(copy.out)
+    flip(copy.out / SECOND, 1000)
+    repair = repair_dataset(copy.out)
+    told = repair.to_json()
+    assert told["changes_by_action"] == {"quarantined": 1, "retired": 50}
+    assert [change["action"] for change in told["changes"]] == ["quarantined", *["retired"] * 20]
+    text = list(describe_repair(repair))
+    assert sum("taken out of the journal: missing" in line for line in text) == 20
+    assert "taken out of the journal: 30 more" in text
+
+
+def test_interrupted_between_the_new_line_and_the_wrong_one(copy: Runs, rows: dict[Any, dict[str, Any]]) -> None:
+    """Both are there: nobody guesses which is right, whoever reads or writes is told to repair, and that works."""
+    [right] = [line for line in read_journal(copy.out).committed.values() if line.file == Path(FIRST).name]
+    edit_line(0, sha256="0" * 64)(copy.out)
+    (copy.out / "journal" / "repair.jsonl").write_bytes(encode_line(right))
+    damaged = contents(copy.out)
+    told = r"w0\.jsonl:1: part-w0-000000\.parquet has another line, which says something else; `rollgen repair`"
+    for attempt in (open_dataset, compact):
+        with pytest.raises(DatasetError, match=told):
+            attempt(copy.out)
+    with pytest.raises(DatasetError, match=told):
+        copy(on_bad_row="skip", resume=True, **RETRY)
+    assert contents(copy.out) == damaged
+    assert summary(repair_dataset(copy.out)) == [("rewritten", JOURNAL)]
+    assert_kept(damaged, copy.out)
+    copy(on_bad_row="skip", resume=True, **RETRY)
+    assert read_rows(copy.out) == rows
+
+
 def everything_at_once(out: Path) -> None:
     """Something for each step: a broken shard, a missing one, a copy, wrong and damaged lines, also of failures."""
     shutil.copy(out / RETRIED, out / COPY)
@@ -286,32 +427,13 @@ EVERYTHING = [
 ]
 
 
-class Killed(BaseException):
-    """As if by a signal that cannot be caught: nothing that would clean up can do anything any more."""
-
-
-STEPS = ("os.link", "os.unlink", "os.rename", "os.replace", "os.mkdir", "os.fsync")
-
-
-@contextmanager
-def dying(at: int) -> Iterator[list[int]]:
-    """Raise Killed instead of step number `at` and all later ones. Gives their count."""
-    count = [0]
-
-    def step(real: Callable[..., Any]) -> Callable[..., Any]:
-        def taken(*arguments: Any, **named: Any) -> Any:
-            count[0] += 1
-            if count[0] >= at:
-                raise Killed
-            return real(*arguments, **named)
-
-        return taken
-
-    with pytest.MonkeyPatch.context() as patch:
-        for name in STEPS:
-            module, _, attribute = name.rpartition(".")
-            patch.setattr(name, step(getattr(sys.modules[module], attribute)))
-        yield count
+def check_resume(run: Runs, out: Path, place: Path, rows: dict[Any, dict[str, Any]]) -> None:
+    """On a copy of `out`: it makes what is missing, or it is refused."""
+    shutil.copytree(out, place / "out")
+    shutil.copy(run.prompts, place)
+    with suppress(DatasetError):
+        Runs(place, run.model)(on_bad_row="skip", resume=True, **RETRY)
+        assert read_rows(place / "out") == rows
 
 
 def test_killed_at_every_step(copy: Runs, tmp_path: Path, rows: dict[Any, dict[str, Any]]) -> None:
@@ -334,6 +456,8 @@ def test_killed_at_every_step(copy: Runs, tmp_path: Path, rows: dict[Any, dict[s
             seen["read"] += 1
         except DatasetError:
             seen["refused"] += 1
+        if at % 5 == 0:
+            check_resume(copy, out, tmp_path / f"resumed-{at}", rows)
         repair = repair_dataset(out)
         assert repair.verification.is_clean
         assert_kept(damaged, out)
@@ -408,40 +532,6 @@ def test_a_retirement_of_the_wrong_shard(copy: Runs, rows: dict[Any, dict[str, A
     assert read_rows(copy.out).keys() == {key for key in rows if key[0] in {"p2", "p3"} or key[2] == 1}
 
 
-def interrupt_compaction(out: Path) -> None:
-    """Decided, and no more."""
-    with pytest.MonkeyPatch.context() as patch, suppress(Killed):
-        patch.setattr("rollgen.curate.compact.complete", _die)
-        compact(out)
-    assert (out / "journal" / "replacement.json").exists()
-
-
-def _die(_: Path) -> None:
-    raise Killed
-
-
-def test_an_interrupted_compaction_comes_first(copy: Runs, rows: dict[Any, dict[str, Any]]) -> None:
-    """It is completed, as by any writer; what else is wrong is mended after that."""
-    interrupt_compaction(copy.out)
-    break_line(FAILURES)(copy.out)
-    assert summary(repair_dataset(copy.out, dry_run=True)) == [("completed", "journal/replacement.json")]
-    repair = repair_dataset(copy.out)
-    assert summary(repair) == [("completed", "journal/replacement.json"), ("rewritten", FAILURES)]
-    assert repair.verification.is_clean
-    assert read_rows(copy.out) == rows
-
-
-def test_a_compaction_that_cannot_be_completed(copy: Runs) -> None:
-    """The error says what is wrong with it and what to do; nothing has changed."""
-    interrupt_compaction(copy.out)
-    flip(copy.out / "journal" / "replacement.json", 30)
-    before = contents(copy.out)
-    with pytest.raises(DatasetError, match=r"replacement\.json: damaged; put it back from a copy, or delete it"):
-        repair_dataset(copy.out)
-    assert contents(copy.out) == before
-    assert replacement.is_unfinished(copy.out)
-
-
 @pytest.mark.parametrize("dry_run", [False, True])
 @pytest.mark.parametrize(("writer", "part"), [("w0", Part(0, 1)), ("w3", Part(3, 4)), ("repair", Part(0, 1))])
 def test_live_writers_exclude_it(copy: Runs, writer: str, part: Part, dry_run: bool) -> None:
@@ -484,7 +574,7 @@ def test_no_manifest(copy: Runs, content: bytes | None) -> None:
     if content is not None:
         (copy.out / "rollgen.json").write_bytes(content)
     before = contents(copy.out)
-    with pytest.raises(DatasetError, match=r"rollgen\.json: not "):
+    with pytest.raises(DatasetError, match=r"rollgen\.json"):
         repair_dataset(copy.out)
     assert contents(copy.out) == before
     assert not (copy.out / "journal" / "repair.lock").exists()
@@ -502,11 +592,11 @@ def test_a_damaged_record_is_no_measure(copy: Runs, name: str, kind: str) -> Non
 
 
 def test_a_manifest_that_does_not_vouch_for_itself(copy: Runs) -> None:
-    """Of an older writer: where all shards contradict it, it is the one that is wrong. They stay where they are."""
+    """Of a writer of 1.0: where all shards contradict it, it is the one that is wrong. They stay where they are."""
     path = copy.out / "rollgen.json"
     manifest = json.loads(path.read_text())
     del manifest["sha256"]
-    path.write_text(json.dumps(manifest | {"vocab_size": 256}))
+    path.write_text(json.dumps(manifest | {"vocab_size": 256, "format_version": "1.0"}))
     repair = repair_dataset(copy.out)
     assert repair.changes == ()
     assert repair.verification.by_kind["footer"] == len(SHARDS)
@@ -552,6 +642,6 @@ def test_planless(tmp_path: Path, make_manifest: Callable[..., Manifest], make_c
             writer.flush()
     repair = repair_dataset(tmp_path)
     reason = "row group 0, row 0 (p1, 1): prompt_index is not the number of its prompt_id"
-    assert repair.changes == (Change("quarantined", SECOND, reason),)
-    assert repair.verification.is_clean
+    assert repair.changes == ()
+    assert repair.left == (Change("left", SECOND, f"{reason}; {COMMITTED}"),)
     assert repair.verification.samples is None

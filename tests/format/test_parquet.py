@@ -1,0 +1,112 @@
+"""What the machine cannot read is not damage: memory that is really short, and reads that the system refuses."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rollgen.errors import DatasetError, MissingFile, Unreadable
+from rollgen.format import footer, pages
+from rollgen.format.parquet import CheckedParquet, open_parquet, translated
+
+READ_WITH_LITTLE_MEMORY = """
+import resource, sys
+from pathlib import Path
+from rollgen.errors import DatasetError
+from rollgen.format.parquet import open_parquet, translated
+
+with open_parquet(Path(sys.argv[1])) as file:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (32 << 20),) * 2)
+    try:
+        with translated("file", "damaged", "fix"):
+            file.read(0, ["a"])
+    except DatasetError as error:
+        print(type(error).__name__, error)
+"""
+
+
+def write(path: Path, values: int) -> Path:
+    table = pa.table({"a": np.zeros(values, np.int32)})
+    pq.write_table(
+        table, path, use_dictionary=False, compression="zstd", write_page_checksum=True, row_group_size=values
+    )
+    return path
+
+
+def test_too_little_memory(tmp_path: Path) -> None:
+    """128 MiB of values, and 32 to have them in: a few KiB on disk, and nothing wrong with them."""
+    path = write(tmp_path / "zeros.parquet", 1 << 25)
+    command = [sys.executable, "-c", READ_WITH_LITTLE_MEMORY, str(path)]
+    plain = os.environ | {"ARROW_DEFAULT_MEMORY_POOL": "system"}  # others take a gigabyte of addresses at once
+    result = subprocess.run(command, capture_output=True, text=True, check=True, env=plain)
+    assert result.stdout.startswith("Unreadable file: this machine could not read it: "), result
+    with open_parquet(path) as file:
+        assert len(file.read(0, ["a"])) == 1 << 25
+
+
+def refuse(descriptor: int, size: int, offset: int) -> bytes:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def read(file: CheckedParquet) -> object:
+    return file.read(0, ["a"])
+
+
+@pytest.mark.parametrize(
+    ("module", "use"),
+    [(footer, lambda file: open_parquet(file.path)), (pages, read)],
+    ids=["footer", "page header"],
+)
+def test_a_disk_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: object, use: Callable[[CheckedParquet], object]
+) -> None:
+    """Wherever it is: the error of the system stays one, and says so."""
+    with open_parquet(write(tmp_path / "file.parquet", 10)) as file:
+        monkeypatch.setattr(module, "os", type("os", (), {"pread": staticmethod(refuse)}))
+        told = r"^shard: this machine could not read it: .*Input/output error; mend"
+        with pytest.raises(Unreadable, match=told), translated("shard", "damaged", "fix"):
+            use(file)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (OSError("Corrupt snappy compressed data."), DatasetError),
+        (OSError("ZSTD decompression failed: Data corruption detected"), DatasetError),
+        (OSError("ZSTD decompression failed: Allocation error : not enough memory"), Unreadable),
+        (pa.ArrowInvalid("Parquet magic bytes not found"), DatasetError),
+        (pa.ArrowMemoryError("malloc of size 7 failed"), Unreadable),
+        (MemoryError(), Unreadable),
+        (PermissionError(errno.EACCES, "Permission denied"), Unreadable),
+        (FileNotFoundError(errno.ENOENT, "No such file"), MissingFile),
+    ],
+    ids=repr,
+)
+def test_whose_failure_it_is(error: Exception, kind: type[DatasetError]) -> None:
+    """The system numbers its errors; pyarrow raises OSError without a number for content."""
+    with pytest.raises(DatasetError) as raised, translated("place", "problem", "fix"):
+        raise error
+    assert type(raised.value) is kind
+    assert str(raised.value).startswith("place: ")
+
+
+def test_texts_that_repeat_each_other_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DELTA_BYTE_ARRAY stores what a value adds to the one before: few bytes, and all of them again in each value."""
+    path = tmp_path / "texts.parquet"
+    monkeypatch.setattr("rollgen.format.parquet.MAX_DECODED_BYTES", 1 << 20)
+    table = pa.table({"text": ["x" * 20_000] * 200})
+    options = {"use_dictionary": False, "column_encoding": {"text": "DELTA_BYTE_ARRAY"}}
+    pq.write_table(table, path, compression="zstd", write_page_checksum=True, **options)
+    assert path.stat().st_size < 10_000
+    with open_parquet(path) as file, pytest.raises(ValueError, match="bytes once decoded; the limit is"):
+        file.check(0, ["text"])

@@ -1,0 +1,52 @@
+"""Death at any step of what runs in this process, and what must be there afterwards."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+class Killed(BaseException):
+    """As if by a signal that cannot be caught: nothing that would clean up can do anything any more."""
+
+
+STEPS = ("os.link", "os.unlink", "os.rename", "os.replace", "os.mkdir", "os.fsync")
+
+
+@contextmanager
+def dying(at: int) -> Iterator[list[int]]:
+    """Raise Killed instead of step number `at` and all later ones. Gives their count."""
+    count = [0]
+
+    def step(real: Callable[..., Any]) -> Callable[..., Any]:
+        def taken(*arguments: Any, **named: Any) -> Any:
+            count[0] += 1
+            if count[0] >= at:
+                raise Killed
+            return real(*arguments, **named)
+
+        return taken
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in STEPS:
+            module, _, attribute = name.rpartition(".")
+            patch.setattr(name, step(getattr(sys.modules[module], attribute)))
+        yield count
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    """Every file but locks."""
+    files = (path for path in directory.rglob("*") if path.is_file() and path.suffix != ".lock")
+    return {str(path.relative_to(directory)): path.read_bytes() for path in files}
+
+
+def assert_kept(before: dict[str, bytes], directory: Path) -> None:
+    """What was there is there still, under some name; a file of lines may have got more of them."""
+    after = contents(directory)
+    for name, content in before.items():
+        assert any(other.startswith(content) for other in after.values()), f"{name} has lost something"
