@@ -7,6 +7,12 @@ for rounding, with masks. Another checkpoint is named as such: then the ratios m
 Below float32 the same weights also run in float32: the distance between the two passes is the noise of that dtype
 (`recomputation.py` has the figures and the verdict).
 
+No log-probability tells whether a support is right, so each is held against the model's own logits (`truncation.py`),
+unless arguments of the run took further ids out. Whether the tokens were sampled at the temperature that is stored
+shows in the sign of their *score*, d log pi_theta / d log(1/T) = log pi_theta(a) + H(pi_theta): under pi_theta its mean
+is 0, and its variance that of log pi_theta. Both are judged by the float32 pass where there is one: it has the least
+noise.
+
     KL(pi_old || pi_theta) = sum over the support of pi_old (log pi_old - log pi_theta)   with stored support_logprobs
                            ~ ratio - 1 - delta, at the sampled token   else: "k3" of Schulman, "Approximating KL
                                                                        Divergence" (2020)
@@ -35,10 +41,13 @@ from rollgen.errors import DatasetError, UsageError
 from rollgen.format.manifest import Manifest
 from rollgen.loader import Rollout, RolloutBatch, RolloutDataset, collate
 from rollgen.loader.index import open_index
-from rollgen.ops import Support, support_logprobs
+from rollgen.ops import support_logprobs
+from rollgen.ops.dense import block_elements, spans
 from rollgen.prompts.fingerprint import directory_fingerprint
 from rollgen.prompts.model import quiet_transformers, resolve_commit, usage_errors
-from rollgen.verify.recomputation import OUTSIDE, Drift, Recomputation, describe
+from rollgen.verify.recomputation import Recomputation, describe
+from rollgen.verify.tallies import GapTally, ScoreTally, Tally
+from rollgen.verify.truncation import Judge, Truncation
 
 if TYPE_CHECKING:
     from rollgen.rollouts import Int64Array
@@ -75,10 +84,12 @@ def recompute(directory: Path, model: str, *, limit: int | None = 64, device: st
     _check_device(where)
     with quiet_transformers(), torch.no_grad(), _in_memory(where):
         policy = _load(model, dataset.manifest, where)
-        comparison = _Comparison(policy.model, is_exact=dataset.manifest.model.dtype == "float32")
-        for batch in _batches(_checked(directory, dataset, chosen), comparison.at_once):
-            comparison.add(batch.to(where))
-    return comparison.result(policy, samples=count, unreplayable=len(dataset) - len(numbers), device=where)
+        comparison = _Comparison(policy.model, dataset.manifest)
+        for batch, truncation in _batches(_checked(directory, dataset, chosen), comparison.at_once):
+            comparison.add(batch.to(where), truncation)
+    return comparison.result(
+        policy, samples=count, replayable=len(numbers), unreplayable=len(dataset) - len(numbers), device=where
+    )
 
 
 def _check_device(device: str) -> None:
@@ -111,16 +122,19 @@ def _checked(directory: Path, dataset: RolloutDataset, numbers: Int64Array) -> I
         yield rollout
 
 
-def _batches(rollouts: Iterator[Rollout], at_once: int) -> Iterator[RolloutBatch]:
-    """Samples of like length, up to `at_once` tokens with padding; a sample that is longer than that alone."""
+def _batches(rollouts: Iterator[Rollout], at_once: int) -> Iterator[tuple[RolloutBatch, Truncation]]:
+    """Samples of like length, up to `at_once` tokens with padding; a sample that is longer than that alone.
+
+    With how each rollout was truncated.
+    """
     while window := sorted(islice(rollouts, _WINDOW), key=_length):
         held: list[Rollout] = []
         for rollout in window:
             if held and (len(held) + 1) * _length(rollout) > at_once:
-                yield collate(held)
+                yield collate(held), Truncation.of(held)
                 held = []
             held.append(rollout)
-        yield collate(held)
+        yield collate(held), Truncation.of(held)
 
 
 def _length(rollout: Rollout) -> int:
@@ -196,12 +210,17 @@ def _in_memory(device: str) -> Iterator[None]:
 class _Comparison:
     """Runs a model over batches and sums up how far it is from what they hold."""
 
-    def __init__(self, model: PreTrainedModel, *, is_exact: bool) -> None:
+    def __init__(self, model: PreTrainedModel, manifest: Manifest) -> None:
         self._model = model
-        self._twin: PreTrainedModel | None = None if is_exact else copy.deepcopy(model).float()
-        self._masked, self._full, self._noise = _Tally(), _Tally(), _Tally()
+        dtype = _DTYPES[manifest.model.dtype]
+        self._twin: PreTrainedModel | None = None if dtype == torch.float32 else copy.deepcopy(model).float()
+        self._excluding = sorted(manifest.identity.get("sampling_arg", {}))
+        self._judge = None if self._excluding else Judge.of(manifest, dtype)
+        self._masked, self._full, self._noise = Tally(), Tally(), Tally()
+        self._gaps, self._scores = GapTally(), ScoreTally()
         self._kl, self._exact_tokens = 0.0, 0
         self._lowest_temperature = math.inf
+        self._eps, self._largest_logit = torch.finfo(dtype).eps, 0.0
 
     @property
     def at_once(self) -> int:
@@ -209,17 +228,22 @@ class _Comparison:
         width: int = self._model.config.get_text_config().vocab_size
         return max(1, min(MAX_TOKENS, LOGITS_BYTES // (4 * width)))
 
-    def add(self, batch: RolloutBatch) -> None:
-        """A batch on the model's device."""
-        scores = _score(self._model, batch, self.at_once)
+    def add(self, batch: RolloutBatch, truncation: Truncation) -> None:
+        """A batch on the model's device, and how its rollouts were truncated."""
+        task = _Task.of(batch, truncation, self._judge)
+        exact = scores = _score(self._model, task, self.at_once)
+        if self._twin is not None:
+            exact = _score(self._twin, task, self.at_once)
+            self._noise.add(scores.masked - exact.masked)
         old = batch.logprobs.flatten()[batch.response_places].double()
         delta = scores.masked - old
         self._masked.add(delta)
         self._full.add(scores.full - old)
         self._add_kl(batch, delta, scores.listed)
+        self._gaps.add(exact.gaps, scores.gaps)
+        self._scores.add(exact.surplus, exact.variance, exact.masked - old)
         self._lowest_temperature = min(self._lowest_temperature, float(batch.temperature.min()))
-        if self._twin is not None:
-            self._noise.add(scores.masked - _score(self._twin, batch, self.at_once).masked)
+        self._largest_logit = max(self._largest_logit, float(scores.sampled.abs().max()))
 
     def _add_kl(self, batch: RolloutBatch, delta: Tensor, listed: Tensor) -> None:
         stored = batch.stored_support_logprobs
@@ -232,90 +256,131 @@ class _Comparison:
             estimated = estimated[is_full]
         self._kl += float(estimated.sum())
 
-    def result(self, policy: _Policy, *, samples: int, unreplayable: int, device: str) -> Recomputation:
+    def result(
+        self, policy: _Policy, *, samples: int, replayable: int, unreplayable: int, device: str
+    ) -> Recomputation:
         """After the last batch."""
-        tokens = self._masked.tokens
+        tokens, step = self._masked.tokens, self._eps * self._largest_logit
         return Recomputation(
             model=policy.name,
             same_checkpoint=policy.same_checkpoint,
             dtype=policy.dtype,
             device=device,
             samples=samples,
+            replayable=replayable,
             unreplayable=unreplayable,
             tokens=tokens,
+            step=step,
             lowest_temperature=self._lowest_temperature,
             with_masks=self._masked.drift(),
             without_masks=self._full.drift(),
             kl=self._kl / tokens,
             kl_estimator="exact" if self._exact_tokens == tokens else "mixed" if self._exact_tokens else "k3",
             noise_floor=None if self._twin is None else self._noise.drift(),
+            temperature=self._scores.result(),
+            supports=self._gaps.result(step, is_noisy=self._twin is not None),
+            not_judged=f"--sampling-arg {self._excluding[0]} may have taken ids out too" if self._excluding else None,
         )
 
 
-class _Tally:
-    """Sums over tokens; of ratios those of ratio - 1, so that no digits are lost near 1."""
+class _Task(NamedTuple):
+    """N tokens to score, on the model's device."""
 
-    def __init__(self) -> None:
-        self.tokens = 0
-        self._excess, self._squares, self._abs, self._outside = 0.0, 0.0, 0.0, 0
-        self._max_abs = 0.0
+    batch: RolloutBatch
+    places: Tensor
+    """int64 [N], whose logits predict them."""
+    targets: Tensor
+    """int64 [N]"""
+    temperature: Tensor
+    """float32 [N]"""
+    truncation: Truncation
+    """Of N tokens."""
+    judge: Judge | None
 
-    def add(self, delta: Tensor) -> None:
-        """float64 [N]"""
-        excess = torch.expm1(delta)
-        self.tokens += delta.numel()
-        self._excess += float(excess.sum())
-        self._squares += float(excess.square().sum())
-        self._abs += float(delta.abs().sum())
-        self._outside += int((excess.abs() > OUTSIDE).sum())
-        self._max_abs = float(np.maximum(self._max_abs, float(delta.abs().max())))  # NaN stays
-
-    def drift(self) -> Drift:
-        """Of the tokens added, one at least."""
-        mean = self._excess / self.tokens
-        return Drift(
-            mean_ratio=1 + mean,
-            standard_error=math.sqrt(max(0.0, self._squares / self.tokens - mean**2) / self.tokens),
-            mean_abs=self._abs / self.tokens,
-            max_abs=self._max_abs,
-            share_outside=self._outside / self.tokens,
+    @classmethod
+    def of(cls, batch: RolloutBatch, truncation: Truncation, judge: Judge | None) -> _Task:
+        return cls(
+            batch,
+            batch.response_places - 1,
+            batch.response_ids(),
+            batch.response_temperature(),
+            truncation.at(batch.response_rollouts),
+            judge,
         )
 
 
 class _Scores(NamedTuple):
-    """float64 log-probabilities under a model, at the temperature of each token."""
+    """What a model says of N tokens, at the temperature of each. Log-probabilities and scores are float64."""
 
     masked: Tensor
-    """[N], of the sampled tokens, over their supports."""
+    """[N], log pi of the sampled tokens, over their supports."""
     full: Tensor
-    """[N], of the sampled tokens, over the vocabulary."""
+    """[N], the same over the vocabulary."""
     listed: Tensor
-    """[nnz], of every id of the supports, over these."""
+    """[nnz], log pi of every id of the supports, over these."""
+    surplus: Tensor
+    """[N], the score: log pi of the sampled token above its mean."""
+    variance: Tensor
+    """[N], of log pi."""
+    gaps: Tensor
+    """float32 [L], of the L supports that are not full; [0] if they are not judged."""
+    sampled: Tensor
+    """float32 [N], raw logits."""
 
 
-def _score(model: PreTrainedModel, batch: RolloutBatch, at_once: int) -> _Scores:
-    """Over a batch on the model's device."""
-    places, targets = batch.response_places - 1, batch.response_ids()
-    temperature = batch.response_temperature()
+def _score(model: PreTrainedModel, task: _Task, at_once: int) -> _Scores:
+    """Of a task on the model's device."""
     parts = []
-    for start, logits in _forward(model, batch, at_once):
-        edges = torch.tensor([start, start + len(logits)], device=places.device)
-        tokens = slice(*torch.searchsorted(places, edges).tolist())
-        rows = places[tokens] - start
-        parts.append(_score_rows(logits, batch.support[tokens], targets[tokens], temperature[tokens], rows))
+    for start, logits in _forward(model, task.batch, at_once):
+        edges = torch.tensor([start, start + len(logits)], device=task.places.device)
+        tokens = slice(*torch.searchsorted(task.places, edges).tolist())
+        parts.append(_score_rows(logits, task, tokens, task.places[tokens] - start))
     return _Scores(*(torch.cat(same) for same in zip(*parts, strict=True)))
 
 
-def _score_rows(logits: Tensor, support: Support, targets: Tensor, temperature: Tensor, rows: Tensor) -> _Scores:
-    """Of tokens whose raw logits are `rows` [N] of `logits` [M, V]."""
-    found = support_logprobs(logits, support, targets, temperature, rows=rows, kept_mass=True)
+def _score_rows(logits: Tensor, task: _Task, tokens: slice, rows: Tensor) -> _Scores:
+    """Of the tokens whose raw logits are `rows` of `logits` [M, V]."""
+    support, targets, temperature = task.batch.support[tokens], task.targets[tokens], task.temperature[tokens]
+    found = support_logprobs(logits, support, targets, temperature, rows=rows, entropy=True, kept_mass=True)
     assert found.log_kept_mass is not None
-    masked = found.logprobs.double()
+    assert found.entropy is not None
+    masked, entropy = found.logprobs.double(), found.entropy.double()
     # Any two ids of a support: log pi_v - log pi_a = (z_v - z_a) / T.
-    token = support.rows()
-    ahead = logits[rows[token], support.ids.long()].double() - logits[rows, targets].double()[token]
+    token, sampled = support.rows(), logits[rows, targets]
+    ahead = logits[rows[token], support.ids.long()].double() - sampled.double()[token]
     listed = masked[token] + ahead / temperature[token]
-    return _Scores(masked, masked + found.log_kept_mass.double(), listed)
+    variance = torch.zeros_like(masked).index_add_(0, token, listed.exp() * (listed + entropy[token]).square())
+    is_full = support.lengths == 0
+    if support.has_full_rows:
+        full = is_full.nonzero().squeeze(1)
+        variance[full] = _variance(logits[:, : support.vocab_size], rows[full], temperature[full])
+    gaps = logits.new_empty(0, dtype=torch.float32)
+    if task.judge is not None:
+        listed_rows = (~is_full).nonzero().squeeze(1)
+        part = support[listed_rows] if support.has_full_rows else support
+        cuts = task.truncation.at(tokens).at(listed_rows)
+        gaps = task.judge.gaps(logits, part, cuts, temperature[listed_rows], rows[listed_rows])
+    return _Scores(
+        masked=masked,
+        full=masked + found.log_kept_mass.double(),
+        listed=listed,
+        surplus=masked + entropy,
+        variance=variance,
+        gaps=gaps,
+        sampled=sampled.float(),
+    )
+
+
+def _variance(logits: Tensor, rows: Tensor, temperature: Tensor) -> Tensor:
+    """float64 [N], of log pi over the vocabulary."""
+    found = torch.empty(len(rows), dtype=torch.float64, device=logits.device)
+    for part in spans(len(rows), block_elements(logits.device) // logits.shape[1]):
+        logprobs = (logits[rows[part]].float() / temperature[part].unsqueeze(1)).log_softmax(1)
+        chances = logprobs.exp()
+        logprobs.masked_fill_(chances == 0, 0)
+        mean = (chances * logprobs).sum(1, keepdim=True)
+        found[part] = (chances * (logprobs - mean).square()).sum(1).double()
+    return found
 
 
 def _forward(model: PreTrainedModel, batch: RolloutBatch, at_once: int) -> Iterator[tuple[int, Tensor]]:

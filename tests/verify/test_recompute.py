@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from rollgen.config import digest
 from rollgen.errors import DatasetError, UsageError
 from rollgen.format.commit import WriterSlot
 from rollgen.format.manifest import Manifest, create_manifest
@@ -27,7 +29,7 @@ from rollgen.verify.recompute import Recomputation, describe, recompute
 
 VOCAB_SIZE = 512
 KEPT = 7
-"""Ids of a support, the sampled one included: of the 512 they hold about two fifths of the probability."""
+"""top_k, and the ids of a support: of the 512 they hold about four fifths of the probability."""
 LENGTHS = (1, 30, 5, 17, 2, 40, 9, 9, 3, 24)
 """Generated tokens of the ten rows."""
 ROUNDING = 2e-5
@@ -44,6 +46,10 @@ class Row(NamedTuple):
     """[T], log pi_theta over the vocabulary."""
     kl: np.ndarray
     """[T], KL(pi_old || pi_theta) over the support."""
+    score: np.ndarray
+    """[T], log pi_theta above its mean."""
+    variance: np.ndarray
+    """[T], of log pi_theta over the support."""
 
 
 @pytest.fixture(scope="module")
@@ -52,24 +58,42 @@ def oracle(tiny_model: Path) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float64).eval()
 
 
+@pytest.fixture(scope="module")
+def sample(oracle: PreTrainedModel) -> Callable[..., tuple[np.ndarray, np.ndarray]]:
+    """`sample(prompt, tokens, temperature, kept)`: ids of the `kept` most likely, int64 [T], and logits / T [T, V]."""
+
+    @functools.cache
+    @torch.no_grad()
+    def draw(prompt: tuple[int, ...], tokens: int, temperature: float, kept: int) -> tuple[np.ndarray, np.ndarray]:
+        rng = np.random.default_rng([*prompt, tokens])
+        cache, inputs, chosen, steps = None, torch.tensor([prompt]), [], []
+        for _ in range(tokens):
+            output = oracle(input_ids=inputs, past_key_values=cache, use_cache=True)
+            cache, scaled = output.past_key_values, output.logits[0, -1].numpy() / temperature
+            mask = np.sort(np.argsort(scaled)[-kept:])
+            chosen.append(int(rng.choice(mask, p=np.exp(_log_softmax(scaled[mask])))))
+            inputs = torch.tensor([chosen[-1:]])
+            steps.append(scaled)
+        return np.array(chosen), np.array(steps)
+
+    return draw
+
+
 @pytest.fixture
-def make_row(oracle: PreTrainedModel, make_completion: Callable[..., Completion]) -> Callable[..., Row]:
-    """`make_row(index, tokens, noise=0.0, full=False)`: random ids, which a policy sampled that is `noise` away.
+def make_row(
+    sample: Callable[..., tuple[np.ndarray, np.ndarray]], make_completion: Callable[..., Completion]
+) -> Callable[..., Row]:
+    """`make_row(index, tokens, noise=0.0, full=False)`: log-probabilities are of a policy that is `noise` away.
 
     Every second row has a temperature of 0.5, the others of 1.
     """
 
     def make(index: int, tokens: int, *, noise: float = 0.0, full: bool = False) -> Row:
-        rng = np.random.default_rng(index)
         base = make_completion(index, 0, tokens=tokens)
-        temperature = 0.5 if index % 2 else 1.0
-        token_ids = rng.integers(0, VOCAB_SIZE, tokens)
-        prompt = base.prompt_token_ids
-        with torch.no_grad():
-            logits = oracle(torch.tensor([[*prompt.tolist(), *token_ids.tolist()]])).logits[0].numpy()
-        scaled = logits[len(prompt) - 1 : -1] / temperature
-        moved = scaled + rng.normal(0, noise, scaled.shape)
-        masks = [np.arange(VOCAB_SIZE) if full else _support(*step) for step in zip(scaled, token_ids, strict=True)]
+        temperature, kept = 0.5 if index % 2 else 1.0, VOCAB_SIZE if full else KEPT
+        token_ids, scaled = sample(tuple(base.prompt_token_ids.tolist()), tokens, temperature, kept)
+        moved = scaled + np.random.default_rng(index).normal(0, noise, scaled.shape)
+        masks = [np.sort(np.argsort(step)[-kept:]) for step in scaled]
         new = [_log_softmax(step[mask]) for step, mask in zip(scaled, masks, strict=True)]
         old = [_log_softmax(step[mask]) for step, mask in zip(moved, masks, strict=True)]
         at = [int(np.flatnonzero(mask == token)[0]) for mask, token in zip(masks, token_ids, strict=True)]
@@ -88,6 +112,8 @@ def make_row(oracle: PreTrainedModel, make_completion: Callable[..., Completion]
             masked=np.array([step[place] for step, place in zip(new, at, strict=True)]),
             full=np.array([_log_softmax(step)[token] for step, token in zip(scaled, token_ids, strict=True)]),
             kl=np.array([(np.exp(o) * (o - n)).sum() for o, n in zip(old, new, strict=True)]),
+            score=np.array([step[place] - np.exp(step) @ step for step, place in zip(new, at, strict=True)]),
+            variance=np.array([np.exp(step) @ (step - np.exp(step) @ step) ** 2 for step in new]),
         )
 
     return make
@@ -97,13 +123,24 @@ def make_row(oracle: PreTrainedModel, make_completion: Callable[..., Completion]
 def write_rows(
     tmp_path: Path, tiny_model: Path, make_manifest: Callable[..., Manifest], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Path]:
-    """`write_rows(completions, dtype="float32", support_logprobs=False)`: two shards, row groups of about 16 tokens."""
+    """`write_rows(completions, dtype="float32", support_logprobs=False)`: two shards, row groups of about 16 tokens.
+
+    `sampling_arg` goes into the manifest.
+    """
     monkeypatch.setattr("rollgen.format.columns.ROW_GROUP_TOKENS", 16)
 
-    def write(completions: list[Completion], *, dtype: str = "float32", support_logprobs: bool = False) -> Path:
+    def write(
+        completions: list[Completion],
+        *,
+        dtype: str = "float32",
+        support_logprobs: bool = False,
+        sampling_arg: dict[str, Any] | None = None,
+    ) -> Path:
         directory = tmp_path / "dataset"
         directory.mkdir()
         manifest = make_manifest(support_logprobs=support_logprobs)
+        identity = manifest.identity | {"sampling_arg": sampling_arg or {}}
+        manifest = manifest.model_copy(update={"identity": identity, "config_digest": digest(identity)})
         model = manifest.model.model_copy(update={"fingerprint": directory_fingerprint(tiny_model), "dtype": dtype})
         manifest = manifest.model_copy(update={"model": model})
         assert create_manifest(directory, manifest)
@@ -142,11 +179,6 @@ def _without_masks(row: Completion) -> Completion:
     """The same logprobs, said to be of the full vocabulary."""
     sampling = replace(row.sampling, top_k=0)
     return replace(row, mask_ids=row.mask_ids[:0], mask_offsets=np.zeros_like(row.mask_offsets), sampling=sampling)
-
-
-def _support(scaled: np.ndarray, token: int) -> np.ndarray:
-    """The KEPT - 1 most likely ids, and the sampled one, rising."""
-    return np.union1d(np.argsort(scaled)[-(KEPT - 1) :], [token])
 
 
 def _log_softmax(scaled: np.ndarray) -> np.ndarray:
@@ -201,6 +233,16 @@ def test_every_figure_is_the_oracles(
     assert found.kl_estimator == estimator
     assert found.kl == pytest.approx(np.concatenate(exact).mean(), abs=ROUNDING)
     assert found.kl > 0.005
+    score, variance = (np.concatenate([getattr(row, name) for row in rows]) for name in ("score", "variance"))
+    delta = np.concatenate([row.masked - row.completion.logprobs for row in rows])
+    assert found.temperature is not None
+    assert found.temperature.by_tokens == pytest.approx(1 - score.sum() / variance.sum(), abs=ROUNDING)
+    assert found.temperature.tokens_error == pytest.approx(variance.sum() ** -0.5, abs=ROUNDING)
+    assert found.temperature.largest_score == pytest.approx(np.abs(score).max(), abs=ROUNDING)
+    assert found.temperature.by_logprobs == pytest.approx(1 + (delta @ score) / (score @ score), abs=ROUNDING)
+    listed = sum(length for index, length in enumerate(LENGTHS) if index not in full)
+    assert (found.supports.tokens if found.supports else 0) == listed
+    assert found.supports is None or found.supports.violating == 0
     assert "the largest |delta|" in str(found.problem())
 
 
@@ -215,7 +257,7 @@ def test_without_masks_the_ratio_is_the_kept_mass(
     assert found.with_masks.max_abs < ROUNDING
     kept = np.exp(np.concatenate([row.full - row.masked for row in rows]))
     assert found.without_masks.mean_ratio == pytest.approx(kept.mean(), abs=ROUNDING)
-    assert 0.2 < kept.mean() < 0.8
+    assert 0.6 < kept.mean() < 0.9
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -239,6 +281,98 @@ def test_wrong_supports_show_in_every_dtype(
     rows = [make_row(index, length).completion for index, length in enumerate(LENGTHS)]
     directory = write_rows([_without_masks(row) for row in rows], dtype=dtype)
     assert "|mean ratio - 1|" in str(recompute(directory, str(tiny_model)).problem())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("damage", "problem", "violating"),
+    [
+        pytest.param("singletons", "140 of 140 supports are not what top_k", 140, id="nothing but the sampled id"),
+        pytest.param("one id", "supports are not what top_k", 140, id="another id throughout, and nothing else"),
+        pytest.param("dropped", "140 of 140 supports are not what top_k", 140, id="the least likely id is missing"),
+        pytest.param("added", "", 140, id="three ids too many"),
+        pytest.param("hotter", "", 0, id="temperature 1.15 times too high"),
+        pytest.param("shifted", "|mean ratio - 1|", 0, id="log-probabilities 0.1 too low"),
+    ],
+)
+def test_what_fits_itself_does_not_fit_the_model(
+    make_row: Callable[..., Row],
+    write_rows: Callable[..., Path],
+    tiny_model: Path,
+    dtype: str,
+    damage: str,
+    problem: str,
+    violating: int,
+) -> None:
+    """Log-probabilities are normalised over the supports that are stored, so that no ratio gives the first three away.
+
+    A few supports are right by chance: where an added id was among the top, or the one id was the most likely.
+    """
+    rows = [_damaged(make_row(index, length).completion, damage) for index, length in enumerate(LENGTHS)]
+    found = recompute(write_rows(rows, dtype=dtype), str(tiny_model))
+    assert found.supports is not None
+    assert found.supports.violating == pytest.approx(violating, abs=3)
+    assert problem in str(found.problem())
+    assert found.problem() is not None
+
+
+def _damaged(row: Completion, damage: str) -> Completion:
+    """The same completion, wrong in one way."""
+    if damage == "hotter":
+        return replace(row, sampling=replace(row.sampling, temperature=1.15 * row.sampling.temperature))
+    if damage == "shifted":
+        return replace(row, logprobs=row.logprobs - np.float32(0.1))
+    if damage == "added":
+        return _with_masks(row, [np.union1d(mask, [100, 200, 300]) for mask in _lists(row, row.mask_ids)])
+    if damage == "dropped":
+        return _without_the_least_likely(row)
+    if damage == "one id":
+        row = replace(row, token_ids=np.full_like(row.token_ids, 123))
+    return _with_masks(replace(row, logprobs=np.zeros_like(row.logprobs)), list(row.token_ids[:, None]))
+
+
+def _without_the_least_likely(row: Completion) -> Completion:
+    """Or the one before it, where it was sampled; log-probabilities are of what is left."""
+    masks, logprobs = [], []
+    for mask, of_mask, token in zip(
+        _lists(row, row.mask_ids), _lists(row, row.support_logprobs), row.token_ids, strict=True
+    ):
+        kept = mask != next(int(mask[place]) for place in np.argsort(of_mask) if mask[place] != token)
+        masks.append(mask[kept])
+        logprobs.append(float(_log_softmax(of_mask[kept])[masks[-1] == token][0]))
+    return replace(_with_masks(row, masks), logprobs=np.array(logprobs, np.float32))
+
+
+def _lists(row: Completion, values: np.ndarray | None) -> list[np.ndarray]:
+    assert values is not None
+    return np.split(values, row.mask_offsets[1:-1])
+
+
+def _with_masks(row: Completion, masks: list[np.ndarray]) -> Completion:
+    offsets = np.cumsum([0, *map(len, masks)])
+    return replace(row, mask_ids=np.concatenate(masks).astype(np.int32), mask_offsets=offsets)
+
+
+def test_supports_are_not_judged_where_more_ids_were_excluded(
+    make_row: Callable[..., Row], write_rows: Callable[..., Path], tiny_model: Path
+) -> None:
+    """The manifest says that ids were taken out by name: which is not known, so that no support can be judged."""
+    rows = [_damaged(make_row(index, length).completion, "dropped") for index, length in enumerate(LENGTHS)]
+    found = recompute(write_rows(rows, sampling_arg={"bad_words": ["no"]}), str(tiny_model))
+    assert found.problem() is None
+    assert found.supports is None
+    assert describe(found)[-1] == "supports: not judged, --sampling-arg bad_words may have taken ids out too"
+
+
+def test_most_samples_have_to_be_compared(
+    make_row: Callable[..., Row], write_rows: Callable[..., Path], tiny_model: Path
+) -> None:
+    """Six of ten are left out: what is sound in the others says little."""
+    rows = [make_row(index, length).completion for index, length in enumerate(LENGTHS)]
+    found = recompute(
+        write_rows([replace(row, replayable=index < 4) for index, row in enumerate(rows)]), str(tiny_model)
+    )
+    assert "most samples were not compared: 6 of 10 are marked as not replayable" in str(found.problem())
 
 
 def test_logprobs_of_another_token_show(
@@ -315,7 +449,8 @@ def test_unreplayable_rows_are_left_out_and_counted(
     found = recompute(write_rows(completions), str(tiny_model), limit=3)
     assert (found.samples, found.unreplayable) == (3, 4)
     assert _fields(found.with_masks) == pytest.approx(_drift([rows[i] for i in (1, 5, 7)], "masked"), abs=ROUNDING)
-    assert describe(found)[-1] == "4 samples that cannot be replayed were left out"
+    assert describe(found)[1].startswith("NOT COMPARED: 4 of 10 samples are marked as not replayable")
+    assert "most samples" not in str(found.problem())
 
 
 def test_another_checkpoint_is_named_as_such(
