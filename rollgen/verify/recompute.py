@@ -47,7 +47,7 @@ from rollgen.prompts.fingerprint import directory_fingerprint
 from rollgen.prompts.model import quiet_transformers, resolve_commit, usage_errors
 from rollgen.verify.recomputation import Recomputation, describe
 from rollgen.verify.tallies import GapTally, ScoreTally, Tally
-from rollgen.verify.truncation import Judge, Truncation
+from rollgen.verify.truncation import Sampler, Truncation
 
 if TYPE_CHECKING:
     from rollgen.rollouts import Int64Array
@@ -215,7 +215,7 @@ class _Comparison:
         dtype = _DTYPES[manifest.model.dtype]
         self._twin: PreTrainedModel | None = None if dtype == torch.float32 else copy.deepcopy(model).float()
         self._excluding = sorted(manifest.identity.get("sampling_arg", {}))
-        self._judge = None if self._excluding else Judge.of(manifest, dtype)
+        self._sampler = None if self._excluding else Sampler.of(manifest, dtype)
         self._masked, self._full, self._noise = Tally(), Tally(), Tally()
         self._gaps, self._scores = GapTally(), ScoreTally()
         self._kl, self._exact_tokens = 0.0, 0
@@ -230,7 +230,7 @@ class _Comparison:
 
     def add(self, batch: RolloutBatch, truncation: Truncation) -> None:
         """A batch on the model's device, and how its rollouts were truncated."""
-        task = _Task.of(batch, truncation, self._judge)
+        task = _Task.of(batch, truncation, self._sampler)
         exact = scores = _score(self._model, task, self.at_once)
         if self._twin is not None:
             exact = _score(self._twin, task, self.at_once)
@@ -295,17 +295,17 @@ class _Task(NamedTuple):
     """float32 [N]"""
     truncation: Truncation
     """Of N tokens."""
-    judge: Judge | None
+    sampler: Sampler | None
 
     @classmethod
-    def of(cls, batch: RolloutBatch, truncation: Truncation, judge: Judge | None) -> _Task:
+    def of(cls, batch: RolloutBatch, truncation: Truncation, sampler: Sampler | None) -> _Task:
         return cls(
             batch,
             batch.response_places - 1,
             batch.response_ids(),
             batch.response_temperature(),
             truncation.at(batch.response_rollouts),
-            judge,
+            sampler,
         )
 
 
@@ -355,11 +355,11 @@ def _score_rows(logits: Tensor, task: _Task, tokens: slice, rows: Tensor) -> _Sc
         full = is_full.nonzero().squeeze(1)
         variance[full] = _variance(logits[:, : support.vocab_size], rows[full], temperature[full])
     gaps = logits.new_empty(0, dtype=torch.float32)
-    if task.judge is not None:
+    if task.sampler is not None:
         listed_rows = (~is_full).nonzero().squeeze(1)
         part = support[listed_rows] if support.has_full_rows else support
         cuts = task.truncation.at(tokens).at(listed_rows)
-        gaps = task.judge.gaps(logits, part, cuts, temperature[listed_rows], rows[listed_rows])
+        gaps = task.sampler.gaps(logits, part, cuts, temperature[listed_rows], rows[listed_rows])
     return _Scores(
         masked=masked,
         full=masked + found.log_kept_mass.double(),

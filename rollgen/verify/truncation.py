@@ -62,7 +62,7 @@ class Truncation(NamedTuple):
         return Truncation(*(values.to(device)[index] for values in self))
 
 
-class Judge(NamedTuple):
+class Sampler(NamedTuple):
     """How the engine of a dataset truncates."""
 
     top_k_first: bool

@@ -11,7 +11,7 @@ import torch
 
 from rollgen.format.manifest import Manifest
 from rollgen.ops import Support
-from rollgen.verify.truncation import MASS_SLACK, Judge, Truncation
+from rollgen.verify.truncation import MASS_SLACK, Sampler, Truncation
 
 CHANCES = (0.5, 0.25, 0.125, 0.1, 0.025)
 EPS = torch.finfo(torch.float32).eps
@@ -30,7 +30,7 @@ def gap(
 ) -> float:
     """Of one support, with these probabilities at the temperature; the row is the second of two."""
     logits = torch.tensor([[9.0] * len(chances), [temperature * math.log(chance) for chance in chances]])
-    found = Judge(top_k_first, step).gaps(
+    found = Sampler(top_k_first, step).gaps(
         logits,
         Support(torch.tensor(mask, dtype=torch.int32), torch.tensor([0, len(mask)]), len(chances)),
         Truncation(torch.tensor([top_k]), torch.tensor([top_p]), torch.tensor([min_p])),
@@ -121,7 +121,7 @@ def test_whatever_truncation_leaves_has_no_gap(top_p: float, min_p: float) -> No
         width,
     )
     truncation = Truncation(top_k, torch.full((count,), top_p), torch.full((count,), min_p))
-    found = Judge(True, EPS).gaps(logits, support, truncation, temperature, torch.arange(count))
+    found = Sampler(True, EPS).gaps(logits, support, truncation, temperature, torch.arange(count))
     assert found.max() < 1e-4
 
 
@@ -150,4 +150,4 @@ def test_the_manifest_says_the_order(
     attempt = manifest.attempts[0]
     other = attempt.model_copy(update={"engine": attempt.engine.model_copy(update={"processors": processors})})
     manifest = manifest.model_copy(update={"attempts": [attempt, other]})
-    assert Judge.of(manifest, torch.bfloat16) == (top_k_first, 2**-7)
+    assert Sampler.of(manifest, torch.bfloat16) == (top_k_first, 2**-7)
