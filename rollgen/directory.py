@@ -101,6 +101,8 @@ def clean_directory(directory: Path) -> None:
         f"{DATA_DIR}/part-*.parquet",
         f"{DATA_DIR}/.tmp-*",
         f"{QUARANTINE_DIR}/part-*.parquet",
+        f"{QUARANTINE_DIR}/{JOURNAL_DIR}-*.json*",
+        f"{QUARANTINE_DIR}/{FAILURES_DIR}-*.jsonl",
         f"{RETIRED_DIR}/part-*.parquet",
         f"{JOURNAL_DIR}/{RECORD_FILE}",
         f"{JOURNAL_DIR}/*.jsonl",

@@ -26,10 +26,10 @@ def repair(
     check_dataset_directory(directory)
     with verifying() as progress:
         outcome = repair_dataset(directory, dry_run=dry_run, progress=progress)
+    typer.echo(json.dumps(outcome.to_json(), indent=2) if as_json else "\n".join(describe_repair(outcome)))
     verification = outcome.verification
     if verification is not None and verification.is_clean and outcome.changes and not dry_run:
         from rollgen.inspect.card import write_card
 
         write_card(directory)
-    typer.echo(json.dumps(outcome.to_json(), indent=2) if as_json else "\n".join(describe_repair(outcome)))
     return 0 if outcome.is_settled else 1

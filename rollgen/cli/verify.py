@@ -38,6 +38,7 @@ def verify(
     """Verify shards, journal, manifest and plan of a dataset, every byte and every token. Changes nothing. Exit 1 when
     anything is wrong."""
     from rollgen.cli.progress import verifying
+    from rollgen.inert import brief
     from rollgen.verify.dataset import verify_dataset
     from rollgen.verify.terminal import describe
 
@@ -45,21 +46,25 @@ def verify(
     _check_recompute(recompute, limit, device)
     with verifying() as progress:
         outcome = verify_dataset(directory, progress=progress)
-    lines, recomputed = [], None
+    if not as_json:
+        typer.echo("\n".join(describe(outcome)))
+    recomputed = None
     if recompute is not None and outcome.is_clean:
         from rollgen.verify import recompute as again
 
         recomputation = again.recompute(
             directory, recompute, limit=64 if limit is None else limit or None, device=device
         )
-        outcome = outcome.with_problem("recompute", recomputation.problem())
-        lines, recomputed = again.describe(recomputation), recomputation.to_json()
+        problem, recomputed = recomputation.problem(), recomputation.to_json()
+        outcome = outcome.with_problem("recompute", problem)
+        if not as_json:
+            typer.echo(
+                "\n".join(map(brief, [*again.describe(recomputation), *([f"wrong: {problem}"] if problem else [])]))
+            )
     if as_json:
         typer.echo(json.dumps(outcome.to_json() | {"recompute": recomputed}, indent=2))
-    else:
-        typer.echo("\n".join([*describe(outcome), *lines]))
     if recompute is not None and recomputed is None:
-        typer.echo("not recomputed: that needs a dataset in which nothing is wrong", err=True)
+        typer.echo("not recomputed: that needs a dataset in which nothing is wrong; mend it first", err=True)
     return 0 if outcome.is_clean else 1
 
 

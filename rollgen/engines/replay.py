@@ -95,10 +95,14 @@ def check_replayable(config: RunConfig) -> bool:
     return not problems
 
 
+def excluding_args(arguments: Mapping[str, Any]) -> list[str]:
+    """The sampling parameters among these that take ids out of the vocabulary, beside top-k, top-p and min-p."""
+    return sorted(name for name, value in arguments.items() if value and name in _EXCLUDES_IDS)
+
+
 def check_untruncated(config: RunConfig) -> None:
     """Refuse hard exclusions on prompts that truncate nothing: their supports are stored as the full vocabulary."""
-    excluding = sorted(name for name, value in config.sampling_arg.items() if value and name in _EXCLUDES_IDS)
-    if excluding:
+    if excluding := excluding_args(config.sampling_arg):
         raise UsageError(
             f"--sampling-arg {excluding[0]}: takes ids out of the vocabulary, but some prompts are sampled without "
             "truncation and would be stored as if all ids were possible; set a top_k that never binds, like 1000"

@@ -229,7 +229,9 @@ class WriterSlot:
 
 
 def check_writer_name(writer: str) -> None:
-    """Raise UsageError for a name that no shard could carry."""
+    """Raise UsageError for a name that no shard could carry, or that is not for writers of samples."""
+    if writer in (replacement.COMPACTOR, replacement.REPAIRER):
+        raise UsageError(f"writer: {writer!r} is the name under which `rollgen {writer}` writes; use another")
     if not _WRITER_NAME.fullmatch(writer):
         raise UsageError(f"writer: {writer!r} is no name for a writer; use letters, digits and underscores")
 
@@ -341,20 +343,16 @@ def _read_part(path: Path) -> Part:
 
 def quarantine(directory: Path, shard: Path) -> Path:
     """Move a damaged shard out of `data/`. Nothing is deleted; its samples become owed."""
-    target = quarantine_place(directory, shard, shard.name)
+    target = quarantine_place(directory, shard.name)
     shard.rename(target)
     fsync_directory(target.parent)
     return target
 
 
-def quarantine_place(directory: Path, path: Path, name: str) -> Path:
-    """A name in `quarantine/` for a file, made from `name`: a free one, or the one that the file has there already."""
+def quarantine_place(directory: Path, name: str) -> Path:
+    """A free name in `quarantine/`, made from `name`: nothing that is there, be it a link, is taken over."""
     place = directory / QUARANTINE_DIR
     place.mkdir(exist_ok=True)
     stem, suffix = name.split(".", 1)
     names = itertools.chain([name], (f"{stem}.{number}.{suffix}" for number in itertools.count(1)))
-    return next(found for found in map(place.joinpath, names) if _is_free(found, path))
-
-
-def _is_free(place: Path, path: Path) -> bool:
-    return not os.path.lexists(place) or (place.exists() and place.samefile(path))
+    return next(found for found in map(place.joinpath, names) if not os.path.lexists(found))

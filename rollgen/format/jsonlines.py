@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeVar
 
 from pydantic import Field, TypeAdapter
 
@@ -88,7 +89,7 @@ def parse_lines(path: Path, kind: type[_Line]) -> Iterator[tuple[int, _Line | No
 def parse_object(text: bytes) -> dict[str, Any]:
     """A JSON object in which every reader finds the same. Raises ValueError that says what is wrong."""
     try:
-        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite)
         json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError("nested too deep") from None
@@ -106,8 +107,14 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return fields
 
 
-def _refuse_constant(name: str) -> None:
+def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
+
+
+def _finite(text: str) -> float:
+    """Raises ValueError for a number such as 1e999, which would become an infinity."""
+    value = float(text)
+    return _refuse_constant(text) if math.isinf(value) else value
 
 
 def _write_all(file: io.FileIO, content: bytes) -> None:

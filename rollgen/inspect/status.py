@@ -125,7 +125,7 @@ def run_status(directory: Path) -> RunStatus:
         return RunStatus("starting", _writers((), alive))
     journal, paths = committed_shards(directory)
     manifest = read_manifest(directory)
-    committed, lost = _committed(directory, paths, journal, manifest)
+    committed, lost = _committed(paths, journal, manifest)
     plan = None if manifest.identity.get(PLANLESS) else Plan(directory / PLAN_FILE)
     stored, tokens = sum(shard.rows for shard in committed), sum(shard.tokens for shard in committed)
     retries = sum(retry.samples for retry in manifest.retries)
@@ -184,9 +184,7 @@ def _state(alive: frozenset[str], loading: frozenset[str], *, is_complete: bool)
     return "complete" if is_complete else "stopped"
 
 
-def _committed(
-    directory: Path, paths: Sequence[Path], journal: Journal, manifest: Manifest
-) -> tuple[list[Committed], tuple[str, ...]]:
+def _committed(paths: Sequence[Path], journal: Journal, manifest: Manifest) -> tuple[list[Committed], tuple[str, ...]]:
     """Shards that count, and the names of those that should and cannot."""
     in_place = {path.name: path for path in paths if path.name not in journal.retired}
     lost = [name for name in journal.committed if name not in in_place]
@@ -202,8 +200,11 @@ def _committed(
 
 
 def _from_line(path: Path, line: JournalLine) -> Committed | None:
-    """A shard that its journal knows; None when it has another size than it was committed with."""
-    if path.stat().st_size != line.bytes:
+    """A shard that its journal knows; None when it has not the size that it was committed with, or is gone."""
+    try:
+        if path.stat().st_size != line.bytes:
+            return None
+    except OSError:
         return None
     return Committed(path, *_place(path), line.rows, line.tokens, line.bytes)
 

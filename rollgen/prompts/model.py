@@ -21,6 +21,7 @@ from transformers import AutoConfig, AutoTokenizer
 from transformers.utils import cached_file
 
 from rollgen.errors import UsageError
+from rollgen.format.files import new_file
 from rollgen.inert import by_name
 from rollgen.prompts.fingerprint import directory_fingerprint, tokenizer_sha256
 
@@ -97,7 +98,8 @@ class ModelInfo:
             for source in filter(Path.is_file, Path(scratch).rglob("*")):
                 target = directory / source.relative_to(scratch)
                 target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(source.read_bytes())
+                with new_file(target) as file:
+                    file.write(source.read_bytes())
 
     @property
     def chat_template_sha256(self) -> str | None:

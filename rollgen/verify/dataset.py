@@ -280,10 +280,10 @@ class _Shards:
 
 
 def _size(path: Path) -> int:
-    """In bytes; 0 for a file that is not there any more."""
+    """In bytes; 0 for a file that is not there any more, or that nothing can be told of."""
     try:
         return path.stat().st_size
-    except FileNotFoundError:
+    except OSError:
         return 0
 
 

@@ -18,7 +18,6 @@ its bytes and all that is wrong is that manifest, plan or retry lists say otherw
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +28,7 @@ import numpy as np
 from rollgen.errors import DatasetError
 from rollgen.format.journal import JournalLine, Totals, file_sha256, footer_sha256
 from rollgen.format.manifest import Manifest
-from rollgen.format.schema import MANIFEST_FILE
+from rollgen.format.schema import has_generation
 from rollgen.verify.files import CheckTable, check_content
 from rollgen.verify.findings import Findings
 from rollgen.verify.lines import JournalLines
@@ -73,7 +72,6 @@ class Judge:
         self._manifest = manifest
         self._check = check
         self._journal = journal
-        self._manifest_has_checksum = "sha256" in json.loads((directory / MANIFEST_FILE).read_bytes())
         self.left: list[Left] = []
 
     def all(self, paths: Sequence[Path], progress: Callable[[int, int], None] | None) -> list[Judged]:
@@ -112,7 +110,8 @@ class Judge:
             first = found.kept[0]
             problem = f"{first.place}: {first.problem}" if first.place else first.problem
             if self._accuses(found, vouched=vouched):
-                return Left(path, f"{problem}; yet it is what was committed: manifest, plan or retry list may be wrong")
+                why = "it is what was committed" if vouched else "nothing vouches for this manifest"
+                return Left(path, f"{problem}; yet {why}: manifest, plan or retry list may be wrong")
         elif (keys.steps() == 0).any():
             problem = "holds a sample twice"
         elif not committed or vouched:
@@ -122,12 +121,13 @@ class Judge:
         return Judged(path, line, keys, problem, is_misplaced=bool(committed) and not is_own)
 
     def _accuses(self, found: Findings, *, vouched: bool) -> bool:
-        """Whether it is not the shard that is wrong, or may be. A manifest of older writers has no checksum: where it
+        """Whether it is not the shard that is wrong, or may be.
 
-        and a shard contradict each other it may be damaged itself, and then it is so for all shards.
+        A manifest of 1.0 has no checksum: where it and a shard contradict each other it may be damaged itself, and then
+        it is so for all shards.
         """
-        if "footer" in found.by_kind and not self._manifest_has_checksum:
-            return True
+        if "footer" in found.by_kind and not has_generation(self._manifest.format_version):
+            return "damaged" not in found.by_kind
         return vouched and found.by_kind.keys() <= _RELATIVE
 
 

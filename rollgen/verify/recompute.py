@@ -37,7 +37,8 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from rollgen.errors import DatasetError, UsageError
+from rollgen.engines.replay import excluding_args
+from rollgen.errors import DatasetError, EngineError, UsageError
 from rollgen.format.manifest import Manifest
 from rollgen.loader import Rollout, RolloutBatch, RolloutDataset, collate
 from rollgen.loader.index import open_index
@@ -198,13 +199,14 @@ def _load_weights(model: str, commit: str | None, dtype: torch.dtype) -> PreTrai
 
 @contextmanager
 def _in_memory(device: str) -> Iterator[None]:
-    """Turn running out of a device's memory into one line. Raises UsageError."""
+    """Turn running out of a device's memory into one line. Raises EngineError."""
     try:
         yield
-    except torch.OutOfMemoryError:
-        raise UsageError(
-            f"{_FLAG}: the model does not fit into the memory of {device}: free some, or give --device cpu"
-        ) from None
+    except (RuntimeError, MemoryError) as error:
+        if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "allocate memory" not in str(error):
+            raise  # the CPU's allocator has no class of its own
+        fix = "free some" if device == "cpu" else "free some, or give --device cpu"
+        raise EngineError(f"{_FLAG}: the model does not fit into the memory of {device}: {fix}") from None
 
 
 class _Comparison:
@@ -214,7 +216,8 @@ class _Comparison:
         self._model = model
         dtype = _DTYPES[manifest.model.dtype]
         self._twin: PreTrainedModel | None = None if dtype == torch.float32 else copy.deepcopy(model).float()
-        self._excluding = sorted(manifest.identity.get("sampling_arg", {}))
+        arguments = manifest.identity.get("sampling_arg")
+        self._excluding = excluding_args(arguments) if isinstance(arguments, dict) else []
         self._sampler = None if self._excluding else Sampler.of(manifest, dtype)
         self._masked, self._full, self._noise = Tally(), Tally(), Tally()
         self._gaps, self._scores = GapTally(), ScoreTally()

@@ -147,7 +147,7 @@ def check_planned(directory: Path, manifest: Manifest, findings: Findings) -> Pl
             findings.add("plan", path, problem)
         for place, problem in _plan_problems(plan, manifest.vocab_size):
             findings.add("plan", path, problem, place)
-    except DatasetError as error:
+    except (OSError, DatasetError) as error:
         findings.add("plan", path, error)
         return None
     return Planned(plan, _check_retries(directory, manifest, plan, findings))
@@ -206,17 +206,18 @@ def _check_retries(directory: Path, manifest: Manifest, plan: Plan, findings: Fi
 
 
 def check_failures(directory: Path, planned: Planned | None, findings: Findings) -> None:
-    """Lines of failures, and that they are of samples that were asked for."""
+    """Lines of failures, and that they do not contradict the plan."""
     for path in sorted((directory / FAILURES_DIR).glob("*.jsonl")):
         for place, failure in _lines(path, Failure, "failures", findings):
-            if failure is None or planned is None:
-                continue
-            if not 0 <= failure.prompt_index < planned.plan.prompts:
-                findings.add("failures", path, f"prompt_index {failure.prompt_index} is not in the plan", place)
-            elif (failure.stage == "input") != planned.plan.tombstone[failure.prompt_index]:
-                problem = f"stage {failure.stage}, of a prompt that the plan says was {_was(failure.stage)}"
+            if failure and planned and (problem := failure_problem(failure, planned)):
                 findings.add("failures", path, problem, place)
 
 
-def _was(stage: str) -> str:
-    return "not skipped" if stage == "input" else "skipped"
+def failure_problem(failure: Failure, planned: Planned) -> str | None:
+    """What a line of failures says that the plan does not."""
+    if not 0 <= failure.prompt_index < planned.plan.prompts:
+        return f"prompt_index {failure.prompt_index} is not in the plan"
+    if (failure.stage == "input") != planned.plan.tombstone[failure.prompt_index]:
+        was = "not skipped" if failure.stage == "input" else "skipped"
+        return f"stage {failure.stage}, of a prompt that the plan says was {was}"
+    return None

@@ -49,7 +49,7 @@ from rollgen.verify.findings import KEPT_PER_KIND, Findings
 from rollgen.verify.judge import Judge, Judged, without_copies
 from rollgen.verify.lines import JournalLines, Lines, line_files, read_all_lines
 from rollgen.verify.planned import Planned, check_planless
-from rollgen.verify.records import check_planned
+from rollgen.verify.records import check_planned, failure_problem
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -204,7 +204,7 @@ class _Undone(NamedTuple):
 
 def _set_record_aside(directory: Path) -> None:
     record = directory / JOURNAL_DIR / RECORD_FILE
-    place = quarantine_place(directory, record, f"{JOURNAL_DIR}-{RECORD_FILE}")
+    place = quarantine_place(directory, f"{JOURNAL_DIR}-{RECORD_FILE}")
     record.rename(place)
     fsync_directory(place.parent)
     fsync_directory(record.parent)
@@ -297,10 +297,10 @@ def _sift_journal(journal: JournalLines, paths: Sequence[Path], shards: Sequence
 
 
 def _sift_failures(planned: Planned | None, work: _Work) -> None:
-    """Leave out what is damaged, and what is about no prompt of the plan."""
+    """Leave out what is damaged, and what contradicts the plan."""
 
     def stays(failure: Failure) -> bool:
-        return planned is None or 0 <= failure.prompt_index < planned.plan.prompts
+        return planned is None or failure_problem(failure, planned) is None
 
     for path in line_files(work.directory / FAILURES_DIR):
         _sift(path, read_all_lines(path, Failure), stays, work)
@@ -330,9 +330,19 @@ def _carry_out(work: _Work) -> None:
 def _move(directory: Path, shards: Collection[Path]) -> None:
     if shards:
         for path in shards:
-            path.rename(quarantine_place(directory, path, path.name))
+            path.rename(quarantine_place(directory, path.name))
         fsync_directory(directory / QUARANTINE_DIR)
         fsync_directory(directory / DATA_DIR)
+
+
+def _keep(directory: Path, path: Path) -> None:
+    """Link a file into quarantine/, unless an interrupted repair has done that."""
+    place = quarantine_place(directory, f"{path.parent.name}-{path.name}")
+    with os.scandir(place.parent) as entries:
+        if any(os.path.samestat(entry.stat(follow_symlinks=False), path.lstat()) for entry in entries):
+            return
+    os.link(path, place)
+    fsync_directory(place.parent)
 
 
 def _switch(directory: Path, path: Path, content: bytes) -> None:
@@ -344,10 +354,7 @@ def _switch(directory: Path, path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         if path.exists() and not content.startswith(path.read_bytes()):
-            place = quarantine_place(directory, path, f"{path.parent.name}-{path.name}")
-            if not place.exists():
-                os.link(path, place)
-            fsync_directory(place.parent)
+            _keep(directory, path)
         os.replace(temporary, path)
         fsync_directory(path.parent)
     finally:

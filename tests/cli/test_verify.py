@@ -131,7 +131,7 @@ def test_a_damaged_dataset_is_not_recomputed(directory: Path, as_json: bool) -> 
     damage(directory)
     result = run(directory, "--recompute", directory / "no-model", *(["--json"] if as_json else []))
     assert result.return_value == 1
-    assert result.stderr == "not recomputed: that needs a dataset in which nothing is wrong\n"
+    assert result.stderr == "not recomputed: that needs a dataset in which nothing is wrong; mend it first\n"
     if as_json:
         assert json.loads(result.stdout)["recompute"] is None
 

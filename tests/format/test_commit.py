@@ -505,3 +505,22 @@ def test_file_hash_is_that_of_sha256sum(tmp_path: Path) -> None:
     content = bytes(range(256)) * (3 << 12) + b"!"
     (tmp_path / "file").write_bytes(content)
     assert file_sha256(tmp_path / "file") == hashlib.sha256(content).hexdigest()
+
+
+def test_quarantine_takes_over_nothing(tmp_path: Path) -> None:
+    """Not even through a link in data/ to what lies there: the file stays what it is."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "quarantine").mkdir()
+    kept = tmp_path / "quarantine" / "part-w0-000000.parquet"
+    kept.write_bytes(b"kept")
+    link = tmp_path / "data" / kept.name
+    link.symlink_to(f"../quarantine/{kept.name}")
+    assert quarantine(tmp_path, link).name == "part-w0-000000.1.parquet"
+    assert kept.read_bytes() == b"kept"
+
+
+@pytest.mark.parametrize("name", ["compact", "repair"])
+def test_names_of_commands_are_not_for_writers(name: str) -> None:
+    """What lies under them is completed or removed by these commands."""
+    with pytest.raises(UsageError, match=f"under which `rollgen {name}` writes"):
+        check_writer_name(name)

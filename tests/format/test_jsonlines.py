@@ -126,3 +126,10 @@ def test_a_long_torn_tail_is_cut_off(tmp_path: Path) -> None:
         path.write_bytes(start + b"x" * 200_000)
         truncate_torn_tail(path)
         assert path.read_bytes() == start
+
+
+@pytest.mark.parametrize("number", ["1e400", "-1e400", "NaN", "Infinity"])
+def test_numbers_that_are_none_are_refused(number: str) -> None:
+    """Python would read the first two as infinities, which JSON cannot hold again."""
+    with pytest.raises(ValueError, match=f"{number} is not JSON"):
+        parse_object(f'{{"a": [{number}]}}'.encode())
