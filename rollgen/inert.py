@@ -110,7 +110,7 @@ class Discretion:
 
     Directories that it knows (home, working and temporary directory, and `private` ones) are found also where a path
     with spaces stands without quotes. The value of an environment variable that is called a token, key, secret,
-    password or credential becomes the variable's name.
+    password, credential or auth becomes the variable's name.
     """
 
     def __init__(self, private: Iterable[Path] = ()) -> None:

@@ -6,7 +6,7 @@ Kinds of findings, by what has to be done about them:
     journal, failures            a damaged line
     replacement                  shards are being replaced, or that was interrupted: finish it with `rollgen compact`
     missing, unjournalled        a shard that the journal knows and `data/` does not have, and the other way round
-    bytes, sha256, footer        a shard is not the file that was committed
+    bytes, sha256, footer        a shard is not the file that its journal line describes, or the line is damaged
     unreadable                   the machine could not read it: memory, disk or permissions; nothing is known about it
     damaged                      a shard, or a row group, that cannot be read or fails its checksums
     foreign                      a shard of another dataset

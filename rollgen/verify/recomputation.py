@@ -269,6 +269,7 @@ class Recomputation:
             "noise_floor": None if self.noise_floor is None else self.noise_floor.to_json(),
             "temperature": None if self.temperature is None else self.temperature.to_json(),
             "supports": None if self.supports is None else self.supports.to_json(),
+            "not_judged": self.not_judged,
             "problem": self.problem(),
         }
 
