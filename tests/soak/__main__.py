@@ -7,7 +7,7 @@
     kills   one long generation, ended N times at random moments
     vllm    the same with the real engine
     flips   single bits, each of which is reported or harmless
-    fuzz    hostile files, where tests/soak/fuzz.py is there
+    fuzz    files changed at random, through everything that reads them
 
 Prints a figure for each part, and exits with 1 when one of them fails; 0 leaves a part out. All that is temporary lies
 in one directory, which is removed at the end.
@@ -22,7 +22,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -62,7 +61,7 @@ def _parts(arguments: argparse.Namespace, directory: Path) -> dict[str, Part]:
     from models.program import Program
     from models.stages import Life
     from models.tiny import make_tiny_model
-    from soak import vllm_kills
+    from soak import fuzz, vllm_kills
     from transformers.utils.logging import disable_progress_bar
 
     def place(part: str) -> Path:
@@ -88,10 +87,8 @@ def _parts(arguments: argparse.Namespace, directory: Path) -> dict[str, Part]:
         "kills": (arguments.kills, kills),
         "flips": (arguments.flips, flips),
         "vllm": (arguments.vllm_kills and find_spec("vllm") is not None, vllm),
+        "fuzz": (arguments.fuzz_minutes, lambda: fuzz.run(60 * arguments.fuzz_minutes, arguments.seed)),
     }
-    if find_spec("soak.fuzz"):
-        fuzz = import_module("soak.fuzz").run
-        parts["fuzz"] = (arguments.fuzz_minutes, lambda: fuzz(60 * arguments.fuzz_minutes, arguments.seed))
     return {name: part for name, (wanted, part) in parts.items() if wanted}
 
 
