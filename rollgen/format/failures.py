@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from rollgen.errors import DatasetError
-from rollgen.format.jsonlines import Count, Count32, append_line, read_lines, truncate_torn_tail
+from rollgen.format.jsonlines import Count, Count32, append_line, line_files, read_lines, truncate_torn_tail
 from rollgen.format.schema import FAILURES_DIR
 
 Stage = Literal["input", "engine", "capture", "invariant"]
@@ -60,6 +60,6 @@ class FailureLog:
 
 def read_failures(directory: Path) -> Iterator[Failure]:
     """All failure lines of all writers. Raises DatasetError, naming file and line, for a damaged one."""
-    for path in sorted((directory / FAILURES_DIR).glob("*.jsonl")):
+    for path in line_files(directory / FAILURES_DIR):
         for _, failure in read_lines(path, Failure):
             yield failure

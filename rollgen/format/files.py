@@ -64,6 +64,14 @@ def new_file(path: Path) -> BinaryIO:
         return path.open("xb")
 
 
+def write_durably(path: Path, content: bytes) -> None:
+    """A new file (`new_file`), on disk on return. Raises OSError."""
+    with new_file(path) as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def refuse_links(directory: Path) -> None:
     """Raise UsageError for a link among what a writer of a dataset may add to, rename onto or write into.
 

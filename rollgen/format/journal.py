@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from rollgen.errors import DatasetError
 from rollgen.format.files import open_regular
-from rollgen.format.jsonlines import Count, read_lines
+from rollgen.format.jsonlines import Count, line_files, read_lines
 from rollgen.format.schema import DATA_DIR, JOURNAL_DIR
 
 _SHARD_NAME = re.compile(r"part-(?P<writer>[A-Za-z0-9_]+)-(?P<sequence>[0-9]{6,18})\.parquet")
@@ -96,7 +96,7 @@ def read_journal(directory: Path) -> Journal:
     committed: dict[str, JournalLine] = {}
     retired: dict[str, JournalLine] = {}
     contradictions: dict[str, str] = {}
-    for path in sorted((directory / JOURNAL_DIR).glob("*.jsonl")):
+    for path in line_files(directory / JOURNAL_DIR):
         for number, line in read_lines(path, JournalLine):
             if parse_shard_name(line.file) is None:
                 raise DatasetError(

@@ -37,6 +37,11 @@ MAX_LINE_BYTES: Final = 16 << 20
 _TAIL_BYTES: Final = 64 << 10
 
 
+def line_files(directory: Path) -> list[Path]:
+    """The files of lines in a directory, sorted by name."""
+    return sorted(directory.glob("*.jsonl"))
+
+
 def encode_line(line: DataclassInstance) -> bytes:
     """One dataclass as a line of such a file."""
     return json.dumps(asdict(line)).encode() + b"\n"
@@ -89,7 +94,7 @@ def parse_lines(path: Path, kind: type[_Line]) -> Iterator[tuple[int, _Line | No
 def parse_object(text: bytes) -> dict[str, Any]:
     """A JSON object in which every reader finds the same. Raises ValueError that says what is wrong."""
     try:
-        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite)
+        value = json.loads(text, object_pairs_hook=_unique, parse_constant=refuse_constant, parse_float=_finite)
         json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError("nested too deep") from None
@@ -107,14 +112,15 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return fields
 
 
-def _refuse_constant(name: str) -> NoReturn:
+def refuse_constant(name: str) -> NoReturn:
+    """For `json`'s `parse_constant`: NaN and the infinities. Raises ValueError."""
     raise ValueError(f"{name} is not JSON")
 
 
 def _finite(text: str) -> float:
     """Raises ValueError for a number such as 1e999, which would become an infinity."""
     value = float(text)
-    return _refuse_constant(text) if math.isinf(value) else value
+    return refuse_constant(text) if math.isinf(value) else value
 
 
 def _write_all(file: io.FileIO, content: bytes) -> None:

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rollgen.config import canonical_json, digest
 from rollgen.errors import DatasetError, ResumeRefused, Unreadable
-from rollgen.format.files import new_file, read_regular
+from rollgen.format.files import read_regular, write_durably
 from rollgen.format.journal import list_shards
 from rollgen.format.jsonlines import Count, Count32, parse_object
 from rollgen.format.schema import FORMAT_NAME, FORMAT_VERSION, MANIFEST_FILE, has_generation
@@ -214,10 +214,7 @@ def _write_temporary(directory: Path, manifest: Manifest) -> Path:
     temporary = directory / f".tmp-{MANIFEST_FILE}-{os.getpid()}"
     content = manifest.model_dump()
     text = json.dumps(content | {_CHECKSUM: digest(content)}, indent=2, ensure_ascii=False, allow_nan=False)
-    with new_file(temporary) as file:
-        file.write(text.encode() + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
+    write_durably(temporary, text.encode() + b"\n")
     return temporary
 
 

@@ -34,7 +34,7 @@ from pydantic import TypeAdapter
 
 from rollgen.config import digest
 from rollgen.errors import DatasetError, Unreadable
-from rollgen.format.files import new_file, open_regular, read_regular
+from rollgen.format.files import open_regular, read_regular, write_durably
 from rollgen.format.journal import (
     RECORD_FILE,
     JournalLine,
@@ -103,7 +103,7 @@ def decide(directory: Path, replacement: Replacement) -> None:
     content = asdict(replacement)
     try:
         _prepare_journal(directory, replacement)
-        _write_durably(record, json.dumps(content | {_CHECKSUM: digest(content)}).encode())
+        write_durably(record, json.dumps(content | {_CHECKSUM: digest(content)}).encode())
         fsync_directory(record.parent)  # the names of the new shards too
         os.replace(record, _record(directory))
     finally:
@@ -300,7 +300,7 @@ def _prepare_journal(directory: Path, replacement: Replacement) -> Path:
     new = old[: old.rfind(b"\n") + 1] + b"".join(map(encode_line, (*replacement.added, *retired)))
     temporary = _journal_temporary(directory, replacement.writer)
     if not _holds(temporary, new):
-        _write_durably(temporary, new)
+        write_durably(temporary, new)
     return temporary
 
 
@@ -320,13 +320,6 @@ def _switch_journal(directory: Path, replacement: Replacement) -> None:
 
 def _journal_path(directory: Path, writer: str) -> Path:
     return directory / JOURNAL_DIR / f"{writer}.jsonl"
-
-
-def _write_durably(path: Path, content: bytes) -> None:
-    with new_file(path) as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _keep(directory: Path, names: Iterable[str]) -> None:

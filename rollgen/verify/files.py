@@ -12,7 +12,6 @@ from itertools import chain
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from rollgen.errors import DatasetError
@@ -20,7 +19,7 @@ from rollgen.format.journal import JournalLine, Totals, file_sha256, footer_sha2
 from rollgen.format.manifest import Manifest
 from rollgen.format.reader import ShardReader, count_mask_ids, open_shard, read_row_group
 from rollgen.format.schema import FOOTER_CONFIG_DIGEST, FOOTER_TOKENIZER_VOCAB_SIZE, FOOTER_VOCAB_SIZE
-from rollgen.verify.findings import Findings, Kind
+from rollgen.verify.findings import Findings
 from rollgen.verify.planned import Keys
 from rollgen.verify.rows import Violation, check_rows
 
@@ -162,19 +161,15 @@ def _contradictions(table: pa.Table, manifest: Manifest) -> Iterator[Violation]:
     retried = table["generation"].to_numpy() > len(manifest.retries)
     if retried.any():
         problem = f"of a retry that the manifest, which has {len(manifest.retries)}, does not know"
-        yield _violation("unplanned", retried, problem)
+        yield Violation.of_rows("unplanned", retried, problem)
     unreplayable = ~table["replayable"].to_numpy()
     if manifest.identity.get("allow_unreplayable") is False and unreplayable.any():
-        yield _violation("mismatch", unreplayable, "replayable is false, the manifest's allow_unreplayable too")
+        yield Violation.of_rows("mismatch", unreplayable, "replayable is false, the manifest's allow_unreplayable too")
     lengths = table["prompt_length"].to_numpy().astype(np.int64) + table["response_length"].to_numpy()
     longer = lengths > manifest.model.context_length
     if longer.any():
         problem = f"{lengths[longer.argmax()]} tokens, more than the model's context of {manifest.model.context_length}"
-        yield _violation("mismatch", longer, problem)
-
-
-def _violation(kind: Kind, bad: npt.NDArray[np.bool_], problem: str) -> Violation:
-    return Violation(kind, int(bad.argmax()), None, problem, int(np.count_nonzero(bad)))
+        yield Violation.of_rows("mismatch", longer, problem)
 
 
 def _describe(table: pa.Table, violation: Violation) -> str:

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from rollgen.errors import DatasetError, Unreadable
+from rollgen.inert import BRIEF, shorten
 
 Kind = Literal[
     "manifest",
@@ -58,8 +59,6 @@ Kind = Literal[
 
 KEPT_PER_KIND: Final = 20
 """Findings of one kind that are kept in full; the others are counted."""
-_TEXT: Final = 400
-"""Characters of a problem that are kept: it may quote the data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +106,7 @@ class Findings:
         if self.by_kind[kind] <= KEPT_PER_KIND:
             text = str(problem).removeprefix(str(path)).removeprefix(path.name).removeprefix(": ")
             text = text.removeprefix(f"{place}: ")
-            self._kept.append(Finding(kind, self._relative(path), place, _shortened(text), count))
+            self._kept.append(Finding(kind, self._relative(path), place, shorten(text, BRIEF), count))
 
     def _relative(self, path: Path) -> str:
         return str(path.relative_to(self._directory))
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= _TEXT else f"{text[:_TEXT]}…"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from rollgen.format.files import open_regular
 from rollgen.format.journal import JournalLine, parse_shard_name
-from rollgen.format.jsonlines import MAX_LINE_BYTES, parse_lines
+from rollgen.format.jsonlines import MAX_LINE_BYTES, line_files, parse_lines
 from rollgen.format.schema import JOURNAL_DIR
 
 if TYPE_CHECKING:
@@ -19,11 +19,6 @@ if TYPE_CHECKING:
 _Line = TypeVar("_Line", bound="DataclassInstance")
 Lines = list[tuple[bytes, _Line | None]]
 """The complete lines of a file: as they are, and what they say; None for a damaged one."""
-
-
-def line_files(directory: Path) -> list[Path]:
-    """Files of lines in a directory, sorted by name."""
-    return sorted(directory.glob("*.jsonl"))
 
 
 def read_all_lines(path: Path, kind: type[_Line]) -> Lines[_Line]:

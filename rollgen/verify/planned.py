@@ -92,9 +92,7 @@ class Planned:
         known = self.is_planned(keys) | (self._is_in_plan(keys) & (keys.generation > len(self.retries)))
         if not known.all():
             row = int(known.argmin())
-            yield Violation(
-                "unplanned", row, None, f"{keys.name(row)} is not in the plan", int(np.count_nonzero(~known))
-            )
+            yield Violation.of_rows("unplanned", ~known, f"{keys.name(row)} is not in the plan")
         rows = np.flatnonzero(known)
         if not rows.size:
             return
@@ -131,19 +129,19 @@ class Planned:
         for name in _COMPARED:
             bad = _differ(table[name], planned[name])
             if bad.any():
-                yield _mismatch("mismatch", bad, f"{name} is not the plan's")
+                yield Violation.of_rows("mismatch", bad, f"{name} is not the plan's")
         for name in _SAMPLING:
             stored = table[name].to_numpy()
             with np.errstate(over="ignore"):  # what is too large for a row's type is not what the row holds
                 bad = stored != planned[name].to_numpy().astype(stored.dtype)
             if bad.any():
                 row = int(bad.argmax())
-                yield _mismatch("mismatch", bad, f"{name} is {stored[row]}, the plan says {planned[name][row]}")
+                yield Violation.of_rows("mismatch", bad, f"{name} is {stored[row]}, the plan says {planned[name][row]}")
         stored, wanted = table["max_tokens"].to_numpy(), self._max_tokens(planned, keys)
         bad = (stored != wanted) & (wanted >= 0)
         if bad.any():
             row = int(bad.argmax())
-            yield _mismatch("mismatch", bad, f"max_tokens is {stored[row]}, {wanted[row]} was asked for")
+            yield Violation.of_rows("mismatch", bad, f"max_tokens is {stored[row]}, {wanted[row]} was asked for")
         yield from _check_seeds(table, planned["seed"].to_pylist())
 
     def _max_tokens(self, planned: pa.Table, keys: Keys) -> npt.NDArray[np.int32]:
@@ -173,7 +171,7 @@ def check_planless(table: pa.Table) -> Iterator[Violation]:
     numbers = np.array([id_number(prompt_id) for prompt_id in ids.dictionary.to_pylist()], np.int64)
     bad = table["prompt_index"].to_numpy() != numbers[ids.indices.to_numpy()]
     if bad.any():
-        yield _mismatch("mismatch", bad, "prompt_index is not the number of its prompt_id")
+        yield Violation.of_rows("mismatch", bad, "prompt_index is not the number of its prompt_id")
 
 
 def _check_seeds(table: pa.Table, seeds: Sequence[int]) -> Iterator[Violation]:
@@ -181,11 +179,9 @@ def _check_seeds(table: pa.Table, seeds: Sequence[int]) -> Iterator[Violation]:
     wanted = np.array([sample_seed(*row) for row in rows], np.int64)
     bad = table["seed"].to_numpy() != wanted
     if bad.any():
-        yield _mismatch("seed", bad, f"the seed is not {wanted[bad.argmax()]}, the hash that the plan's seed gives")
-
-
-def _mismatch(kind: Any, bad: Bools, problem: str) -> Violation:
-    return Violation(kind, int(bad.argmax()), None, problem, int(np.count_nonzero(bad)))
+        yield Violation.of_rows(
+            "seed", bad, f"the seed is not {wanted[bad.argmax()]}, the hash that the plan's seed gives"
+        )
 
 
 def _differ(stored: pa.ChunkedArray, planned: pa.ChunkedArray) -> Bools:

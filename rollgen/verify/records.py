@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from rollgen.errors import DatasetError
 from rollgen.format.failures import Failure
 from rollgen.format.journal import JournalLine, file_sha256, parse_shard_name
-from rollgen.format.jsonlines import parse_lines
+from rollgen.format.jsonlines import line_files, parse_lines
 from rollgen.format.manifest import PLANLESS, Manifest, read_manifest
 from rollgen.format.retries import RetryList, read_retries
 from rollgen.format.schema import FAILURES_DIR, JOURNAL_DIR, MANIFEST_FILE, PLAN_FILE, has_generation, retry_file
@@ -101,7 +101,7 @@ def check_journal(directory: Path, findings: Findings) -> JournalContent:
     retired: dict[str, JournalLine] = {}
     damaged: set[str] = set()
     retirements: list[tuple[Path, str, JournalLine]] = []
-    for path in sorted((directory / JOURNAL_DIR).glob("*.jsonl")):
+    for path in line_files(directory / JOURNAL_DIR):
         for place, line in _lines(path, JournalLine, "journal", findings):
             if line is None:
                 damaged.add(path.stem)
@@ -207,7 +207,7 @@ def _check_retries(directory: Path, manifest: Manifest, plan: Plan, findings: Fi
 
 def check_failures(directory: Path, planned: Planned | None, findings: Findings) -> None:
     """Lines of failures, and that they do not contradict the plan."""
-    for path in sorted((directory / FAILURES_DIR).glob("*.jsonl")):
+    for path in line_files(directory / FAILURES_DIR):
         for place, failure in _lines(path, Failure, "failures", findings):
             if failure and planned and (problem := failure_problem(failure, planned)):
                 findings.add("failures", path, problem, place)

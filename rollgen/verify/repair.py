@@ -37,9 +37,9 @@ from rollgen.errors import DatasetError, ResumeRefused, Unreadable
 from rollgen.format import replacement
 from rollgen.format.commit import WriterSlot, live_writers, quarantine_place
 from rollgen.format.failures import Failure
-from rollgen.format.files import new_file, refuse_links
+from rollgen.format.files import refuse_links, write_durably
 from rollgen.format.journal import RECORD_FILE, JournalLine, is_unfinished, list_shards
-from rollgen.format.jsonlines import encode_line
+from rollgen.format.jsonlines import encode_line, line_files
 from rollgen.format.manifest import fsync_directory, read_manifest
 from rollgen.format.replacement import REPAIRER
 from rollgen.format.schema import DATA_DIR, FAILURES_DIR, JOURNAL_DIR, QUARANTINE_DIR, RETIRED_DIR
@@ -47,7 +47,7 @@ from rollgen.verify.dataset import Progress, Verification, verify_dataset
 from rollgen.verify.files import CheckTable
 from rollgen.verify.findings import KEPT_PER_KIND, Findings
 from rollgen.verify.judge import Judge, Judged, without_copies
-from rollgen.verify.lines import JournalLines, Lines, line_files, read_all_lines
+from rollgen.verify.lines import JournalLines, Lines, read_all_lines
 from rollgen.verify.planned import Planned, check_planless
 from rollgen.verify.records import check_planned, failure_problem
 
@@ -349,10 +349,7 @@ def _switch(directory: Path, path: Path, content: bytes) -> None:
     """Give a file of lines its new content, at once. The file as it was stays in quarantine/, unless nothing goes."""
     temporary = directory / f".tmp-{REPAIRER}-{path.name}"  # beside the manifest: a writer that is alone removes it
     try:
-        with new_file(temporary) as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        write_durably(temporary, content)
         if path.exists() and not content.startswith(path.read_bytes()):
             _keep(directory, path)
         os.replace(temporary, path)

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rollgen.format.invariants import SUM_TOLERANCE
+from rollgen.format.jsonlines import refuse_constant
 from rollgen.format.ragged import NestedRagged, Ragged, nested_ragged, ragged
 from rollgen.rollouts import FINISH_REASONS
 
@@ -41,17 +42,22 @@ class Violation:
     count: int
     """Rows, or tokens, that break it."""
 
+    @classmethod
+    def of_rows(cls, kind: Kind, bad: Bools, problem: str) -> Violation:
+        """By some rows as a whole: `bad` is bool [N], true at least once."""
+        return cls(kind, int(bad.argmax()), None, problem, int(np.count_nonzero(bad)))
+
 
 def check_rows(table: pa.Table, vocab_size: int) -> Iterator[Violation]:
     """All violations in a table of format v1."""
     yield from _check_scalars(table)
     for problem, bad in _wrong_counts(table):
         if bad.any():
-            yield _of_rows("lengths", bad, problem)
+            yield Violation.of_rows("lengths", bad, problem)
     aligned = np.ones(len(table), np.bool_)
     for problem, bad in _misaligned(table):
         if bad.any():
-            yield _of_rows("lengths", bad, problem)
+            yield Violation.of_rows("lengths", bad, problem)
             aligned &= ~bad
     kept = np.flatnonzero(aligned)
     if len(kept) < len(table):
@@ -64,17 +70,13 @@ _LONGEST_PARSED: Final = 4 << 20
 """Characters of JSON that are parsed: a list of empty objects takes 25 bytes for each."""
 
 
-def _of_rows(kind: Kind, bad: Bools, problem: str) -> Violation:
-    return Violation(kind, int(bad.argmax()), None, problem, int(np.count_nonzero(bad)))
-
-
 def _check_scalars(table: pa.Table) -> Iterator[Violation]:
     """Ranges of the columns that hold one value a row."""
     for name, requirement, holds in _RANGES:
         bad = ~holds(table[name].to_numpy())
         if bad.any():
             value = table[name][int(bad.argmax())].as_py()
-            yield _of_rows("sampling", bad, f"{name} is {value}, not {requirement}")
+            yield Violation.of_rows("sampling", bad, f"{name} is {value}, not {requirement}")
     for name, requirement, is_valid in _TEXTS:
         values = table[name].combine_chunks().dictionary_encode()
         texts = (text.as_py() for text in values.dictionary)  # one at a time: each may be large
@@ -82,7 +84,7 @@ def _check_scalars(table: pa.Table) -> Iterator[Violation]:
         if not valid.all():
             bad = pc.fill_null(pa.array(~valid).take(values.indices), False).to_numpy(zero_copy_only=False)
             text = values.dictionary[int(valid.argmin())].as_py()
-            yield _of_rows("sampling", bad, f"{name} is {text[:80]!r}, not {requirement}")
+            yield Violation.of_rows("sampling", bad, f"{name} is {text[:80]!r}, not {requirement}")
 
 
 def _is_stop_reason(text: str) -> bool:
@@ -93,11 +95,7 @@ def _is_stop_reason(text: str) -> bool:
     return isinstance(reason, str)  # as which the decoder returns integers too
 
 
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
-
-
-_JSON: Final = json.JSONDecoder(parse_constant=_refuse_constant, parse_int=str)
+_JSON: Final = json.JSONDecoder(parse_constant=refuse_constant, parse_int=str)
 """Without NaN; of integers any length, which int() would refuse."""
 
 
