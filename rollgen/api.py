@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from rollgen.config import RunConfig, as_config
+from rollgen.crews import make_crew
 from rollgen.errors import UsageError
 from rollgen.format.manifest import Manifest
-from rollgen.inspect.card import write_card
+from rollgen.inspect.card import refresh_card
 from rollgen.loop import run
 from rollgen.loop.report import Reporter, RunStats
 from rollgen.preflight import Preflight
@@ -56,12 +57,13 @@ def generate(
             run_config,
             directory,
             reporter=reporter or LoggingReporter(),
+            make_crew=make_crew,
             resume=resume,
             clean=clean,
             retry=retry,
         )
     if stats.stored:
-        write_card(directory)
+        refresh_card(directory)
     return stats
 
 

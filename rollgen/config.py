@@ -140,8 +140,17 @@ class RunConfig(BaseModel):
     tensor_parallel_size: Annotated[int, Key("operational", ("--tensor-parallel-size", "-tp"), "Engine")] = Field(
         1, ge=1, description="GPUs that share one copy of the model."
     )
+    pipeline_parallel_size: Annotated[int, Key("operational", ("--pipeline-parallel-size", "-pp"), "Engine")] = Field(
+        1, ge=1, description="Stages that the layers of one copy of the model are cut into, each on GPUs of its own."
+    )
+    data_parallel_size: Annotated[int, Key("operational", ("--data-parallel-size", "-dp"), "Engine")] = Field(
+        1, ge=1, description="Copies of the model inside one engine: for mixtures of experts."
+    )
+    enable_expert_parallel: Annotated[bool, Key("operational", panel="Engine")] = Field(
+        False, description="Spread experts over the GPUs instead of cutting each."
+    )
     max_num_seqs: Annotated[int | None, Key("operational", panel="Engine")] = Field(
-        None, ge=1, description="Requests in a batch at most. Default: 64 on a CPU, else vLLM's."
+        None, ge=1, description="Requests in a batch at most. Default: 64 on a CPU, 256 a server, else vLLM's."
     )
     gpu_memory_utilization: Annotated[float, Key("operational", panel="Engine")] = Field(
         0.9, gt=0, le=1, description="Share of the GPU memory that vLLM may use."
@@ -151,6 +160,25 @@ class RunConfig(BaseModel):
     )
     engine_arg: Annotated[dict[str, JsonValue], Key("identity", panel="Engine")] = Field(
         {}, description="Further vLLM engine argument, KEY=VALUE with a JSON value (repeatable)."
+    )
+
+    replicas: Annotated[int, Key("operational", panel="Where")] = Field(
+        1, ge=1, description="Independent engines, each on devices of its own, that share the work."
+    )
+    server: Annotated[tuple[str, ...], Key("operational", panel="Where")] = Field(
+        (), description="URL of a running vLLM server to use instead of an engine here (repeatable)."
+    )
+    api_key_env: Annotated[str, Key("operational", panel="Where")] = Field(
+        "VLLM_API_KEY", description="Environment variable that holds the API key of the servers, if they want one."
+    )
+    shard: Annotated[str | None, Key("operational", panel="Where")] = Field(
+        None, description="i/N: make part i (from 0) of N beside other processes; slurm: as the job array says."
+    )
+    ray: Annotated[str | None, Key("operational", panel="Where")] = Field(
+        None, description="Run the replicas on a Ray cluster: its address, auto, or local to start one here."
+    )
+    gpus_per_replica: Annotated[int | None, Key("operational", panel="Where")] = Field(
+        None, ge=0, description="GPUs that Ray gives to a replica. Default: what the parallel sizes need, 0 without GPU."
     )
 
     max_restarts: Annotated[int, Key("operational", panel="Engine")] = Field(
@@ -176,7 +204,7 @@ class RunConfig(BaseModel):
         """`["k=v", ...]` from the command line becomes `{"k": v}`; v is JSON, else a plain string."""
         return value if isinstance(value, dict) else parse_pairs(value)
 
-    @field_validator("stop", "stop_token_ids", mode="before")
+    @field_validator("stop", "stop_token_ids", "server", mode="before")
     @classmethod
     def _one_or_many(cls, value: object) -> object:
         return (value,) if isinstance(value, str | int) else value

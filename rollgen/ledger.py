@@ -20,6 +20,7 @@ from rollgen.format.reader import StoredKeys
 from rollgen.format.recovery import Recovery
 from rollgen.format.retries import RetryList
 from rollgen.loop.owed import Owed
+from rollgen.loop.parts import in_part
 from rollgen.prompts.plan import Plan
 from rollgen.prompts.single import id_number
 
@@ -28,13 +29,8 @@ class PlannedLedger:
     """The samples of one part of a plan."""
 
     def __init__(self, plan: Plan, retries: tuple[RetryList, ...], recovery: Recovery, part: Part) -> None:
-        of_others = np.concatenate(
-            [
-                np.repeat(np.arange(plan.prompts) % part.of != part.number, plan.n),
-                *(retry.prompt_index % part.of != part.number for retry in retries),
-            ]
-        )
-        self._owed = Owed(plan, retries, of_others | np.concatenate([recovery.done, *recovery.retried]))
+        done = np.concatenate([recovery.done, *recovery.retried])
+        self._owed = Owed(plan, retries, done | ~in_part(part, plan, retries))
         self._asked: dict[tuple[int, int, int], tuple[str, int]] = {}
         """By prompt_index, sample_index and generation: prompt id and position of what is handed out, not stored."""
         self._outstanding: Counter[int] = Counter()
@@ -80,7 +76,7 @@ class OpenLedger:
         self._part = part
         self._stored: set[tuple[str, int]] = set()
 
-    def mark(self, keys: StoredKeys, path: Path) -> None:
+    def mark(self, keys: StoredKeys, path: Path | str) -> None:
         """Take in the keys of a shard. Raises DatasetError when one is stored already."""
         found = list(zip(keys.prompt_id.to_pylist(), keys.sample_index.tolist(), strict=True))
         before = len(self._stored)

@@ -6,16 +6,18 @@ Cheap checks come first. Nothing in an existing run is changed until all of them
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from rollgen import __version__
-from rollgen.config import EMBEDDED_MODEL, RunConfig, digest, field_key
+from rollgen.config import EMBEDDED_MODEL, RunConfig, digest, field_key, flag
 from rollgen.directory import Holds, clean_directory, inspect_directory
-from rollgen.engines.base import Capture
+from rollgen.engines.address import read_api_key, redacted
+from rollgen.engines.base import Capture, Extras
 from rollgen.engines.replay import check_replayable, check_untruncated, identity_engine_args
 from rollgen.errors import DatasetError, ResumeRefused, UsageError
 from rollgen.format.commit import WriterSlot
@@ -45,6 +47,13 @@ _REPLACED_KEYS = frozenset("model revision tokenizer chat_template dtype max_mod
 """Identity fields of RunConfig that the identity records by content instead of by name."""
 
 
+_ENGINE_SETTINGS = (
+    "tensor_parallel_size pipeline_parallel_size data_parallel_size enable_expert_parallel gpu_memory_utilization "
+    "enforce_eager engine_arg replicas ray gpus_per_replica"
+).split()
+"""Fields of RunConfig that say nothing to a server."""
+
+
 class SampledBy(Protocol):
     """What the manifest says of whatever samples: an `engines.base.Engine`, or the user's own loop."""
 
@@ -61,6 +70,11 @@ class SampledBy(Protocol):
     @property
     def dtype(self) -> str:
         """Of weights and activations, resolved: never `auto`."""
+        ...
+
+    @property
+    def extras(self) -> Extras:
+        """What else it returns with every sample: a new dataset stores all of it."""
         ...
 
 
@@ -107,6 +121,41 @@ def resolve_model(config: RunConfig) -> str:
     raise UsageError("no model: name one with --model (or ROLLGEN_MODEL), or make the embedded one with `make model`")
 
 
+def find_model(config: RunConfig) -> ModelInfo:
+    """The model of a run: as configured, or what its servers serve. Raises UsageError, and EngineError of a server."""
+    if not config.server:
+        return load_model_info(config, resolve_model(config))
+    _check_server_settings(config)
+    with extra_needed("http"):
+        from rollgen.engines.server import describe
+    served = describe(config.server, read_api_key(config.api_key_env))
+    if config.model is None and served.root.startswith("/") and not Path(served.root).is_dir():
+        raise UsageError(
+            f"--server: serves {served.root}, a directory that is not on this machine; say with --model where its "
+            "config.json and tokenizer are to be had here: a directory or a Hugging Face id (weights are not read)"
+        )
+    return load_model_info(config, config.model or served.root, served)
+
+
+@contextmanager
+def extra_needed(extra: str) -> Iterator[None]:
+    """Turn the lack of a package into a UsageError that names the extra of rollgen which has it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise UsageError(f"{error.name} is not installed: pip install 'rollgen[{extra}]'") from error
+
+
+def _check_server_settings(config: RunConfig) -> None:
+    """Raise UsageError for settings of an engine: a server has been started with its own."""
+    fields = type(config).model_fields
+    wrong = [flag(name) for name in _ENGINE_SETTINGS if getattr(config, name) != fields[name].default]
+    if wrong:
+        raise UsageError(
+            f"{', '.join(wrong)}: for engines that rollgen starts, not for a --server, which was started with its own"
+        )
+
+
 def plan_run(
     files: Sequence[PromptInput],
     config: RunConfig,
@@ -121,7 +170,7 @@ def plan_run(
     not continue that run.
     """
     replayable = check_replayable(config)
-    model = load_model_info(config, resolve_model(config))
+    model = find_model(config)
     planned_at = datetime.now(UTC).replace(microsecond=0) if continued is None else _created_at(continued)
     summary = write_plan(files, config, model, plan_path, now=planned_at, progress=progress)
     if summary.untruncated:
@@ -177,10 +226,21 @@ def continue_run(preflight: Preflight, directory: Path) -> Preflight:
 
 
 def check_engine(preflight: Preflight, engine: SampledBy) -> None:
-    """A continued run must be sampled in the dtype it began with. Raises ResumeRefused."""
-    dtype = engine.dtype if preflight.stored is None else preflight.stored.model.dtype
+    """A continued run must be sampled in the dtype it began with, and with all that is stored. Raises ResumeRefused."""
+    if preflight.stored is None:
+        return
+    dtype = preflight.stored.model.dtype
     if dtype != engine.dtype:
         raise ResumeRefused(f"this run was sampled in {dtype}, here dtype is {engine.dtype}; pass --dtype {dtype}")
+    _check_extras(preflight.stored, engine)
+
+
+def _check_extras(stored: Manifest, engine: SampledBy) -> None:
+    """What an engine returns beyond what is stored is left out."""
+    if missing := Extras.of(stored).missing(engine.extras):
+        raise ResumeRefused(
+            f"this dataset stores {missing}, which the engine here does not return; continue it with one that does"
+        )
 
 
 def establish(preflight: Preflight, engine: SampledBy, slot: WriterSlot) -> Manifest:
@@ -191,12 +251,9 @@ def establish(preflight: Preflight, engine: SampledBy, slot: WriterSlot) -> Mani
     """
     directory, config, model = slot.directory, preflight.config, preflight.model
     if preflight.stored is None:
-        clean_directory(directory)  # of a run that is replaced, or of what one left that never got to start
-    elif preflight.summary.samples > preflight.known_samples and (others := slot.others()):
-        raise ResumeRefused(
-            f"{directory}: the plan cannot grow from {preflight.known_samples} to {preflight.summary.samples} samples "
-            f"while writer {next(iter(others))!r} works on it; wait for it, or stop it"
-        )
+        _clean(slot)  # of a run that is replaced, or of what one left that never got to start
+    elif preflight.summary.samples > preflight.known_samples:
+        _refuse_growth_beside_others(preflight, slot)
     plan_sha256 = _install_plan(preflight, directory)
     attempt = _attempt(config, engine, preflight.summary.sources)
     if preflight.stored is not None:
@@ -204,6 +261,23 @@ def establish(preflight: Preflight, engine: SampledBy, slot: WriterSlot) -> Mani
     identity = identity_of(config, model, capture=engine.capture, dtype=engine.dtype)
     manifest = _new_manifest(config, model, engine, identity, preflight.planned_at, attempt)
     return _create(directory, model, manifest.model_copy(update={"plan_sha256": plan_sha256}))
+
+
+def _clean(slot: WriterSlot) -> None:
+    clean_directory(slot.directory)
+    if slot.remote is not None:
+        slot.remote.clear()
+
+
+def _refuse_growth_beside_others(preflight: Preflight, slot: WriterSlot) -> None:
+    """Those who have this very plan too, or none yet, will look at it again before they make anything."""
+    plan_sha256 = file_sha256(preflight.plan_path)
+    for writer, other in slot.others().items():
+        if other.plan_sha256 not in (plan_sha256, None):
+            raise ResumeRefused(
+                f"{slot.directory}: the plan cannot grow from {preflight.known_samples} to "
+                f"{preflight.summary.samples} samples while writer {writer!r} works on it; wait for it, or stop it"
+            )
 
 
 def establish_plan(preflight: Preflight, directory: Path) -> None:
@@ -223,13 +297,14 @@ def establish_planless(config: RunConfig, model: ModelInfo, engine: SampledBy, s
     identity = identity_of(config, model, capture=engine.capture, dtype=engine.dtype) | {PLANLESS: True}
     attempt = _attempt(config, engine, ())
     if inspect_directory(directory) is not Holds.RUN:
-        clean_directory(directory)
+        _clean(slot)
         now = datetime.now(UTC).replace(microsecond=0)
         return _create(directory, model, _new_manifest(config, model, engine, identity, now, attempt))
     stored = read_manifest(directory)
     if PLANLESS not in stored.identity:
         raise ResumeRefused(f"{directory}: has a plan; give the prompts that it was planned with")
     check_identity(stored, identity)
+    _check_extras(stored, engine)
     return _add_attempt(directory, stored, attempt)
 
 
@@ -286,11 +361,14 @@ def _new_manifest(
         ),
         tokenizer_sha256=model.tokenizer_sha256,
         attempts=[attempt],
+        weight_versions=engine.extras.weight_versions,
+        routed_experts=engine.extras.routed_experts,
     )
 
 
 def _attempt(config: RunConfig, engine: SampledBy, sources: Sequence[PromptSource]) -> Attempt:
     values = config.model_dump(mode="json")
+    values["server"] = [redacted(url) for url in config.server]
     return Attempt(
         started_at=datetime.now(UTC).isoformat(timespec="seconds"),
         rollgen_version=__version__,

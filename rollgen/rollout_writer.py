@@ -20,23 +20,23 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from operator import index
 from pathlib import Path
-from typing import Any, Self, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias
 
 from rollgen.config import RunConfig, as_config
 from rollgen.directory import Holds, check_start, inspect_directory, remove_frame
-from rollgen.engines.base import Capture, SampleRequest
+from rollgen.engines.base import Capture, Extras, SampleRequest
 from rollgen.engines.installed import installed_engine
 from rollgen.engines.outputs import SampledOutput, completion_of, read_outputs
 from rollgen.engines.replay import check_replayable, check_untruncated
-from rollgen.errors import CaptureError, UsageError
+from rollgen.errors import CaptureError, ResumeRefused, UsageError
 from rollgen.format.commit import Part, WriterSlot, check_writer_name, start_section
 from rollgen.format.failures import FailureLog, Stage
 from rollgen.format.invariants import find_problem
-from rollgen.format.journal import list_shards
-from rollgen.format.manifest import EngineRecord, Manifest, read_manifest
+from rollgen.format.journal import file_sha256
+from rollgen.format.manifest import EngineRecord, Manifest, RoutedExperts, read_manifest
 from rollgen.format.recovery import PlannedKeys, recover, recover_shards
 from rollgen.format.retries import read_retries
-from rollgen.format.schema import PLAN_FILE
+from rollgen.format.schema import MAX_EXPERTS, PLAN_FILE
 from rollgen.format.writer import ShardWriter
 from rollgen.inert import LINE, brief
 from rollgen.ledger import Ledger, OpenLedger, PlannedLedger
@@ -80,12 +80,15 @@ class RolloutWriter:
 
     `config` is a RunConfig, or its fields are given as `settings`: model and sampling say what the dataset is.
     `prompts` is as in `rollgen.generate`. `part` is (i, N): this writer makes the prompts whose number is i modulo N.
-    `engine` is the name of an installed package, or an EngineRecord that says more. A directory that holds a dataset is
-    continued: a sample is stored once, whatever was interrupted.
+    `engine` is the name of an installed package, or an EngineRecord that says more. `weight_versions` and
+    `routed_experts`, (layers, experts a token takes in each, experts of a layer), say that outputs have these and that
+    they are stored. A directory that holds a dataset is continued, with what that stores: a sample is stored once,
+    whatever was interrupted.
 
     Leaving the block commits everything, also when it is left by an exception; the last writer to leave then refreshes
     the dataset card. Raises UsageError for settings and prompts that are wrong, ResumeRefused when the directory holds
-    another dataset or a live writer that this one does not go with, and DatasetError for damage.
+    another dataset, one that stores other things or a live writer that this one does not go with, and DatasetError for
+    damage.
     """
 
     def __init__(
@@ -97,12 +100,15 @@ class RolloutWriter:
         writer: str = "w0",
         part: tuple[int, int] = (0, 1),
         engine: str | EngineRecord = "vllm",
+        weight_versions: bool = False,
+        routed_experts: tuple[int, int, int] | None = None,
         **settings: Any,
     ) -> None:
         self.directory = Path(directory)
         self._config = as_config(config, settings)
         check_writer_name(writer)
         record = engine if isinstance(engine, EngineRecord) else installed_engine(engine)
+        sampler = _Sampler(record, Extras(weight_versions, _checked_experts(routed_experts)))
         self._slot = WriterSlot(self.directory, writer, _checked_part(part))
         self._lock = threading.Lock()
         check_start(self.directory, inspect_directory(self.directory), resume=True, clean=False)
@@ -112,7 +118,7 @@ class RolloutWriter:
             with ExitStack() as on_error:
                 if created:
                     on_error.callback(remove_frame, self._slot)
-                self._opened = _open(self._slot, self._config, record, prompts)
+                self._opened = _open(self._slot, self._config, sampler, prompts)
                 on_error.pop_all()
             self._writer = resources.enter_context(
                 ShardWriter(self._slot, self.manifest, commit_interval=self._config.commit_interval)
@@ -233,19 +239,13 @@ class RolloutWriter:
         """Commit everything and leave. May be called again."""
         with self._lock:
             if self._slot.held:
+                from rollgen.inspect.card import refresh_card  # polars: not before somebody needs it
+
                 self._resources.close()
-                self._refresh_card()
+                refresh_card(self.directory)
 
     def _record(self, request: SampleRequest, stage: Stage, error: str) -> None:
         record_failure(self._failures, self._discretion, request, stage, error)
-
-    def _refresh_card(self) -> None:
-        """By the last writer to leave, which one at a time can tell."""
-        from rollgen.inspect.card import write_card  # polars: not before somebody needs it
-
-        with start_section(self.directory):
-            if not self._slot.others() and list_shards(self.directory):
-                write_card(self.directory)
 
     def _completions(self, request: SampleRequest, output: object) -> list[tuple[SampleRequest, Completion]]:
         """Each sequence with its request. Raises CaptureError and UsageError."""
@@ -276,6 +276,7 @@ class RolloutWriter:
             replayable=opened.replayable,
             support_logprobs=self.manifest.support_logprobs,
             text=None,  # not before the ids are known to be the vocabulary's
+            extras=Extras.of(self.manifest),
         )
 
     def _open_ledger(self, method: str) -> OpenLedger:
@@ -307,6 +308,14 @@ class _Loop:
     record: EngineRecord
     capture: Capture
     dtype: str
+    extras: Extras
+
+
+class _Sampler(NamedTuple):
+    """What a loop says of its engine."""
+
+    record: EngineRecord
+    extras: Extras
 
 
 class _Locked(Iterator[SampleRequest]):
@@ -331,12 +340,28 @@ def _checked_part(part: tuple[int, int]) -> Part:
     return Part(number, of)
 
 
-def _open(slot: WriterSlot, config: RunConfig, record: EngineRecord, prompts: Prompts | None) -> _Opened:
+def _checked_experts(routed_experts: tuple[int, int, int] | None) -> RoutedExperts | None:
+    if routed_experts is None:
+        return None
+    try:
+        layers, top_k, experts = map(index, routed_experts)
+        return RoutedExperts(layers=layers, top_k=top_k, experts=experts)
+    except (TypeError, ValueError):
+        raise UsageError(
+            f"routed_experts: {routed_experts!r} is not (layers, experts a token takes, experts of a layer, which are "
+            f"{MAX_EXPERTS} at most)"
+        ) from None
+
+
+def _open(slot: WriterSlot, config: RunConfig, sampler: _Sampler, prompts: Prompts | None) -> _Opened:
     """Begin the dataset or continue it. Raises as `RolloutWriter` says."""
-    return _open_planless(slot, config, record) if prompts is None else _open_planned(slot, config, record, prompts)
+    opened = _open_planless(slot, config, sampler) if prompts is None else _open_planned(slot, config, sampler, prompts)
+    if unwanted := sampler.extras.missing(Extras.of(opened.manifest)):
+        raise ResumeRefused(f"{slot.directory}: stores no {unwanted}: it began without; write to another directory")
+    return opened
 
 
-def _open_planned(slot: WriterSlot, config: RunConfig, record: EngineRecord, prompts: Prompts) -> _Opened:
+def _open_planned(slot: WriterSlot, config: RunConfig, sampler: _Sampler, prompts: Prompts) -> _Opened:
     """The first writer plans while all others wait; those plan for themselves, to compare, at the same time."""
     directory, plan_path = slot.directory, slot.directory / f".tmp-{slot.writer}-plan.parquet"
     inputs = prompt_inputs(prompts)
@@ -345,12 +370,14 @@ def _open_planned(slot: WriterSlot, config: RunConfig, record: EngineRecord, pro
         with start_section(directory):
             if _begins(directory):
                 preflight = plan_run(inputs, config, plan_path)
-                return _planned(slot, preflight, establish(preflight, _loop(preflight, record), slot))
+                slot.declare(file_sha256(plan_path))
+                return _planned(slot, preflight, establish(preflight, _loop(preflight, sampler), slot))
         preflight = plan_run(inputs, config, plan_path, continued=directory)
         with start_section(directory):
             preflight = continue_run(preflight, directory)  # again: it may have changed meanwhile
-            loop = _loop(preflight, record)
+            loop = _loop(preflight, sampler)
             check_engine(preflight, loop)
+            slot.declare(file_sha256(plan_path))
             return _planned(slot, preflight, establish(preflight, loop, slot))
 
 
@@ -361,12 +388,12 @@ def _begins(directory: Path) -> bool:
     return holds is not Holds.RUN
 
 
-def _loop(preflight: Preflight, record: EngineRecord) -> _Loop:
+def _loop(preflight: Preflight, sampler: _Sampler) -> _Loop:
     """Capture and dtype: as continued, else as configured, else native masks and the checkpoint's dtype."""
     wanted, stored = preflight.capture_wanted, preflight.stored
     of_stored = stored is not None and preflight.config.dtype == "auto"
     dtype = stored.model.dtype if stored is not None and of_stored else preflight.model.dtype
-    return _Loop(record, "native" if wanted == "auto" else wanted, dtype)
+    return _Loop(sampler.record, "native" if wanted == "auto" else wanted, dtype, sampler.extras)
 
 
 def _planned(slot: WriterSlot, preflight: Preflight, manifest: Manifest) -> _Opened:
@@ -384,20 +411,20 @@ def _planned(slot: WriterSlot, preflight: Preflight, manifest: Manifest) -> _Ope
     )
 
 
-def _open_planless(slot: WriterSlot, config: RunConfig, record: EngineRecord) -> _Opened:
+def _open_planless(slot: WriterSlot, config: RunConfig, sampler: _Sampler) -> _Opened:
     replayable = check_replayable(config)
     model = load_model_info(config, resolve_model(config))
     run = run_parameters(config, model.vocab_size)
     ledger = OpenLedger(slot.part)
     with start_section(slot.directory):
         stored = None if _begins(slot.directory) else read_manifest(slot.directory)
-        manifest = establish_planless(config, model, _planless_loop(config, model, run, record, stored), slot)
+        manifest = establish_planless(config, model, _planless_loop(config, model, run, sampler, stored), slot)
         _log(recover_shards(slot, manifest.config_digest, ledger.mark))
     return _Opened(manifest, model, run, replayable, ledger)
 
 
 def _planless_loop(
-    config: RunConfig, model: ModelInfo, run: Parameters, record: EngineRecord, stored: Manifest | None
+    config: RunConfig, model: ModelInfo, run: Parameters, sampler: _Sampler, stored: Manifest | None
 ) -> _Loop:
     capture: Capture = "none"
     if config.capture != "auto":
@@ -406,7 +433,8 @@ def _planless_loop(
         capture = stored.capture
     elif run.sampling.truncates:
         capture = "native"
-    return _Loop(record, capture, model.dtype if stored is None or config.dtype != "auto" else stored.model.dtype)
+    dtype = model.dtype if stored is None or config.dtype != "auto" else stored.model.dtype
+    return _Loop(sampler.record, capture, dtype, sampler.extras)
 
 
 def _log(findings: tuple[str, ...]) -> None:

@@ -70,18 +70,19 @@ def generate(
 def _run(files: list[str], config: RunConfig, out: Path, *, as_json: bool, **start: Any) -> int:
     from rollgen.cli.progress import ConsoleReporter
     from rollgen.cli.summary import print_summary
-    from rollgen.inspect.card import write_card
+    from rollgen.crews import make_crew
+    from rollgen.inspect.card import refresh_card
     from rollgen.loop.run import generate
     from rollgen.loop.stop import Interrupted
 
     with ConsoleReporter(config.progress) as reporter:
         try:
-            stats = generate(files, config, out, reporter=reporter, **start)
+            stats = generate(files, config, out, reporter=reporter, make_crew=make_crew, **start)
         except Interrupted as stop:
             reporter.note(str(stop))
             return 128 + stop.signal_number
     if stats.stored:
-        write_card(out)
+        refresh_card(out)
     print_summary(out, stats, as_json=as_json)
     return stats.exit_code
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from rollgen.directory import CARD_FILE
+from rollgen.format.layout import CARD_FILE
 from rollgen.inert import LINE, brief
 from rollgen.inspect.card import write_card
 

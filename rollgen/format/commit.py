@@ -12,9 +12,12 @@ again; readers pass over retired files.
 
 Each writer holds `journal/<writer>.lock` while it lives, so leftovers under its name belong to a dead one and may be
 removed: by the next writer of that name, those of `rollgen compact` by any, and those beside the manifest by a writer
-that is alone. The lock file says which part of the prompts it makes: live writers share one division into parts, and no
-two make the same one. Whoever starts or leaves does so under `journal/start-section.lock`, one at a time; who starts
-first completes a replacement of shards that was interrupted (`replacement.py`).
+that is alone. The lock file says which part of the prompts it makes, and by which plan: live writers share one division
+into parts, and no two make the same one. Whoever starts or leaves does so under `journal/start-section.lock`, one at a
+time; who starts first completes a replacement of shards that was interrupted (`replacement.py`).
+
+Of a dataset in object storage the directory is where its writer works. A shard is in it until its line is appended,
+which sends both (`Remote`); the numbers of shards, the other writers and the start section are those of the storage.
 """
 
 from __future__ import annotations
@@ -27,11 +30,12 @@ import os
 import re
 import time
 import weakref
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, NamedTuple, Self
+from typing import IO, NamedTuple, Protocol, Self
+from uuid import uuid4
 
 from rollgen.errors import DatasetError, ResumeRefused, UsageError
 from rollgen.format import replacement
@@ -50,6 +54,8 @@ from rollgen.format.jsonlines import append_line, parse_object, truncate_torn_ta
 from rollgen.format.manifest import fsync_directory
 from rollgen.format.schema import DATA_DIR, JOURNAL_DIR, QUARANTINE_DIR
 
+TASK_NAMES = "r" + 16 * "[0-9a-f]"
+"""Pattern of the names under which shards are built on other machines, for a writer whose journal takes their lines."""
 _WRITER_NAME = re.compile(r"[A-Za-z0-9_]+")
 _START_LOCK = "start-section.lock"
 """Not the lock of a writer: no writer's name has a hyphen."""
@@ -74,6 +80,62 @@ class Part(NamedTuple):
 WHOLE = Part(0, 1)
 
 
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """What the lock file of a live writer says of it."""
+
+    part: Part = WHOLE
+    attempt: str = ""
+    """A name that no other attempt has, of this writer or another."""
+    plan_sha256: str | None = None
+    """Of the plan that it works on, once it has one."""
+
+    def to_json(self) -> bytes:
+        """The lock file's content."""
+        return (
+            json.dumps({"part": self.part, "attempt": self.attempt, "plan_sha256": self.plan_sha256}).encode() + b"\n"
+        )
+
+
+class Fetched(NamedTuple):
+    """Some columns of a shard that is in object storage."""
+
+    line: JournalLine
+    place: str
+    """Its URL, for errors."""
+    path: Callable[[], Path]
+    """Waits for them. Raises MissingFile, DatasetError when the object is not the committed one, and Unreadable."""
+
+
+class Remote(Protocol):
+    """The dataset in object storage that a directory is the workspace of: see `rollgen.remote.workspace`."""
+
+    url: str
+    next_number: int
+    """Of the next commit, and so of the next shard."""
+
+    def section(self) -> AbstractContextManager[None]:
+        """The start section of all its writers: plan and manifest are those of the dataset in it, and after it."""
+
+    def others(self) -> dict[str, Holder]:
+        """The other writers that are alive."""
+
+    def declare(self, holder: Holder) -> None:
+        """Let them know."""
+
+    def commit(self, line: JournalLine) -> None:
+        """Send a line, and its shard before it unless the line retires one. The shard is not here any more then."""
+
+    def clear(self) -> None:
+        """Remove the dataset. In the start section."""
+
+    def fetched(self, lines: Sequence[JournalLine], columns: Sequence[str]) -> Iterator[Fetched]:
+        """These shards in turn, each with these columns in a file that is there until the next one is asked for."""
+
+    def present(self, columns: Sequence[str]) -> AbstractContextManager[None]:
+        """Every shard of the dataset is in the directory meanwhile, as far as these columns go."""
+
+
 def live_writers(directory: Path) -> frozenset[str]:
     """Names of the writers that are alive now: those whose lock is held. A look, which changes nothing.
 
@@ -81,6 +143,15 @@ def live_writers(directory: Path) -> frozenset[str]:
     """
     locks = (directory / JOURNAL_DIR).glob("*.lock")
     return frozenset(path.stem for path in locks if path.name != _START_LOCK and _is_locked(path))
+
+
+def is_current(directory: Path, writer: str, attempt: str) -> bool:
+    """Whether this attempt of a writer is alive. Stays so while the caller holds the start section.
+
+    Raises DatasetError for a lock that cannot be read.
+    """
+    held = _is_locked(directory / JOURNAL_DIR / f"{writer}.lock")
+    return held and read_holder(directory, writer).attempt == attempt
 
 
 @contextmanager
@@ -105,20 +176,26 @@ class WriterSlot:
     `writer` matches `[A-Za-z0-9_]+`. Use as a context manager. Raises ResumeRefused when a writer of that name, or one
     whose part could hold the same prompts, is alive, UsageError when the directory cannot be written, and DatasetError
     when the journal is damaged or a replacement of shards was interrupted and cannot be completed. With `afresh` it
-    neither looks at what is there nor changes it: for a caller that will remove or mend it.
+    neither looks at what is there nor changes it: for a caller that will remove or mend it. With `remote`, `directory`
+    is the workspace of a dataset in object storage.
     """
 
-    def __init__(self, directory: Path, writer: str, part: Part = WHOLE, *, afresh: bool = False) -> None:
+    def __init__(
+        self, directory: Path, writer: str, part: Part = WHOLE, *, afresh: bool = False, remote: Remote | None = None
+    ) -> None:
         self.directory = directory
         self.writer = writer
         self.part = part
+        self.attempt = uuid4().hex
+        """Says in the lock file which attempt this is."""
+        self.remote = remote
         self._afresh = afresh
         self._journal_path = directory / JOURNAL_DIR / f"{writer}.jsonl"
         self._lock: IO[bytes] | None = None
         self._sequence = 0
 
     def __enter__(self) -> Self:
-        with start_section(self.directory), ExitStack() as on_error:
+        with self.section(), ExitStack() as on_error:
             on_error.callback(self.__exit__)
             self._check_others()
             self._take_lock()
@@ -129,6 +206,8 @@ class WriterSlot:
 
     def __exit__(self, *exc: object) -> None:
         if self._lock is not None:
+            if not self._lock.closed:  # by a fork
+                self._lock.truncate(0)
             self._lock.close()  # releases the lock
             self._lock = None
 
@@ -137,12 +216,35 @@ class WriterSlot:
         """Whether it has been entered and not left, in this process: a forked child has let go."""
         return self._lock is not None and not self._lock.closed
 
-    def others(self) -> dict[str, Part]:
+    @contextmanager
+    def section(self) -> Iterator[None]:
+        """The start section of this dataset (`start_section`), wherever it is."""
+        with start_section(self.directory), self.remote.section() if self.remote else nullcontext():
+            yield
+
+    def present(self, columns: Sequence[str]) -> AbstractContextManager[None]:
+        """Every shard of the dataset is in the directory meanwhile, as far as these columns go."""
+        return self.remote.present(columns) if self.remote else nullcontext()
+
+    def others(self) -> dict[str, Holder]:
         """The other writers that are alive."""
-        journal = self.directory / JOURNAL_DIR
+        if self.remote is not None:
+            return self.remote.others()
         return {
-            name: _read_part(journal / f"{name}.lock") for name in sorted(live_writers(self.directory) - {self.writer})
+            name: read_holder(self.directory, name) for name in sorted(live_writers(self.directory) - {self.writer})
         }
+
+    def declare(self, plan_sha256: str) -> None:
+        """Let other writers know by which plan this one works. In the start section."""
+        self._say(Holder(self.part, self.attempt, plan_sha256))
+
+    def renew(self) -> None:
+        """Take another name for this attempt: who works for it under the old one has no part in it from now on.
+
+        See `is_current`. In the start section.
+        """
+        self.attempt = uuid4().hex
+        self._say(replace(read_holder(self.directory, self.writer), attempt=self.attempt))
 
     def _come_back(self) -> None:
         """Complete what was decided, remove what was not, and go on after the last name."""
@@ -150,22 +252,23 @@ class WriterSlot:
         others = self.others().keys()
         for writer in {self.writer, replacement.COMPACTOR} - others:
             _remove_leftovers(self.directory / DATA_DIR, f".tmp-{writer}-*")
-        if not others:  # else a manifest or a plan may be one of theirs
+        if not others:  # else a manifest or a plan may be one of theirs, or a shard that is built for them
             _remove_leftovers(self.directory, ".tmp-*")
+            _remove_leftovers(self.directory / DATA_DIR, f".tmp-{TASK_NAMES}-*")
         truncate_torn_tail(self._journal_path)
         self._sequence = self._next_sequence()
 
     def _check_others(self) -> None:
-        for writer, part in self.others().items():
-            if self.part == part == WHOLE:
+        for writer, other in self.others().items():
+            if self.part == other.part == WHOLE:
                 raise ResumeRefused(
                     f"{self.directory}: another rollgen (writer {writer!r}) is writing this dataset; wait for it, or "
                     "stop it"
                 )
-            if self.part.conflicts(part):
+            if self.part.conflicts(other.part):
                 raise ResumeRefused(
-                    f"{self.directory}: writer {writer!r} is alive and makes part {part} of the prompts, which part "
-                    f"{self.part} of writer {self.writer!r} does not go with; wait for it, or stop it"
+                    f"{self.directory}: writer {writer!r} is alive and makes part {other.part} of the prompts, which "
+                    f"part {self.part} of writer {self.writer!r} does not go with; wait for it, or stop it"
                 )
 
     def _take_lock(self) -> None:
@@ -175,12 +278,23 @@ class WriterSlot:
             self._lock = _open_lock(path, wait=False)
             if self._lock is None:
                 raise ResumeRefused(f"{path}: another rollgen is writing this dataset; wait for it, or stop it")
-            self._lock.truncate(0)
-            self._lock.write(json.dumps({"part": self.part}).encode() + b"\n")
+            self._say(Holder(self.part, self.attempt))
+
+    def _say(self, holder: Holder) -> None:
+        assert self._lock is not None
+        self._lock.truncate(0)
+        self._lock.write(holder.to_json())
+        if self.remote is not None:
+            self.remote.declare(holder)
+
+    @property
+    def _number(self) -> int:
+        """Of the next shard."""
+        return self._sequence if self.remote is None else self.remote.next_number
 
     def temporary(self) -> Path:
         """Where the next shard is built: beside its target, under a name no reader looks at."""
-        return self.directory / DATA_DIR / temporary_name(self.writer, self._sequence)
+        return self.directory / DATA_DIR / temporary_name(self.writer, self._number)
 
     def publish(self, temporary: Path, *, rows: int, tokens: int, mask_ids: int) -> JournalLine:
         """Give a closed and verified file its final name. It is a committed shard once `append` has taken the line."""
@@ -200,7 +314,7 @@ class WriterSlot:
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         return JournalLine(
-            file=shard_name(self.writer, self._sequence),
+            file=shard_name(self.writer, self._number),
             bytes=temporary.stat().st_size,
             sha256=file_sha256(temporary),
             footer_sha256=footer_sha256(temporary),
@@ -210,8 +324,13 @@ class WriterSlot:
         )
 
     def append(self, line: JournalLine) -> None:
-        """Append one line to this writer's journal. The shard's name and the line are durable on return."""
+        """Append one line to this writer's journal. The shard's name and the line are durable on return.
+
+        Of a remote dataset they are sent; when that raises DatasetError, the shard waits here for another call.
+        """
         fsync_directory(self.directory / DATA_DIR)
+        if self.remote is not None:
+            self.remote.commit(line)
         append_line(self._journal_path, line, durable=True)
         fsync_directory(self._journal_path.parent)
 
@@ -323,19 +442,21 @@ def _is_locked(path: Path) -> bool:
         return False
 
 
-def _read_part(path: Path) -> Part:
+def read_holder(directory: Path, writer: str) -> Holder:
     """What a live writer's lock file says; of one that says nothing, the whole. Raises DatasetError for anything else:
 
     whoever wrote that is no writer that we know, and would not keep to a part.
     """
+    path = directory / JOURNAL_DIR / f"{writer}.lock"
     with open_regular(path) as file:
         content = file.read(_MAX_LOCK_BYTES)
     if not content:
-        return WHOLE
+        return Holder()
     try:
-        match parse_object(content):
+        said = parse_object(content)
+        match said:
             case {"part": [int(number), int(of)]} if 0 <= number < of < 1 << 31:
-                return Part(number, of)
+                return Holder(Part(number, of), said.get("attempt", ""), said.get("plan_sha256"))
     except ValueError:
         pass
     raise DatasetError(f"{path}: damaged, though its writer is alive; stop that, and start again")

@@ -9,15 +9,19 @@ Done is what committed, readable shards hold; a file that merely exists proves n
     retired, not yet moved    moved: a crash fell in between
     in the journal only       lost; retired, and its samples are owed again
 
+Of a dataset in object storage only the keys are fetched, of every shard; one that is not there, has another size or is
+damaged in what was fetched, is retired. What waits in the workspace to be sent gets its line, and is sent, unless its
+samples have been made elsewhere since.
+
 Nothing is deleted. What the machine cannot read, for want of memory or because a disk fails, is neither damaged nor
 done: recovery stops there. It stops too at a file that is what was committed and yet makes no sense. A shard of another
 writer that is alive is not touched: what it holds is done, with or without a line yet. The caller holds a writer's
-slot, and where other writers may be alive, the start section.
+slot, and the start section where other writers may be alive and there are shards of strangers (`has_strangers`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +31,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rollgen.errors import DatasetError, MissingFile, Unreadable
-from rollgen.format.commit import WriterSlot, quarantine
+from rollgen.format.commit import Fetched, WriterSlot, quarantine
 from rollgen.format.journal import (
     Journal,
     JournalLine,
@@ -39,6 +43,7 @@ from rollgen.format.journal import (
 )
 from rollgen.format.parquet import translated
 from rollgen.format.reader import (
+    KEY_COLUMNS,
     ShardReader,
     StoredKeys,
     count_mask_ids,
@@ -74,44 +79,119 @@ class PlannedKeys:
     """Generations 1, 2, ..."""
 
 
-def recover(slot: WriterSlot, config_digest: str, planned: PlannedKeys) -> Recovery:
+def has_strangers(slot: WriterSlot, apart: Collection[str]) -> bool:
+    """Whether there are shards that are neither this writer's nor of those who are recovered `apart` from it."""
+    names = {path.name for path in list_shards(slot.directory)} | read_journal(slot.directory).committed.keys()
+    return not {_writer_of(name) for name in names} <= {slot.writer, *apart}
+
+
+def recover(
+    slot: WriterSlot, config_digest: str, planned: PlannedKeys, *, apart: Collection[str] = frozenset()
+) -> Recovery:
     """Bring journal and shards into agreement and collect what is done.
+
+    What writers with a name in `apart` have made is passed over: they look after it themselves, and it is nothing that
+    this writer could make.
 
     Raises DatasetError when a sound shard holds a key that was not planned, or one that another shard holds too: such a
     dataset needs a human. Raises Unreadable when the machine fails to read a shard, which stays as it is.
     """
     numbers = [retries.numbers(planned.sample_offsets) for retries in planned.retries]
     done = [np.zeros(size, np.bool_) for size in (int(planned.sample_offsets[-1]), *map(len, planned.retries))]
-    findings = recover_shards(slot, config_digest, lambda keys, path: _mark_done(done, keys, planned, numbers, path))
+    findings = recover_shards(
+        slot, config_digest, lambda keys, place: _mark_done(done, keys, planned, numbers, place), apart=apart
+    )
     return Recovery(done[0], findings, tuple(done[1:]))
 
 
-def recover_shards(slot: WriterSlot, config_digest: str, mark: Callable[[StoredKeys, Path], None]) -> tuple[str, ...]:
+def recover_shards(
+    slot: WriterSlot,
+    config_digest: str,
+    mark: Callable[[StoredKeys, Path | str], None],
+    *,
+    apart: Collection[str] = frozenset(),
+) -> tuple[str, ...]:
     """Bring journal and shards into agreement, giving the keys of each sound shard to `mark`. Returns the findings."""
     findings: list[str] = []
     alive = slot.others()
     journal = read_journal(slot.directory)
     shards = list_shards(slot.directory)
-    lost = [
-        slot.directory / DATA_DIR / name for name in sorted(journal.committed.keys() - {path.name for path in shards})
-    ]
-    for path in [*shards, *lost]:
-        line = journal.committed.get(path.name)
-        if _writer_of(path) in alive:
+    lost = sorted(journal.committed.keys() - {path.name for path in shards})
+    if slot.remote is not None:
+        lines = [journal.committed[name] for name in lost if _writer_of(name) not in apart]
+        findings = _recover_remote(slot, slot.remote.fetched(lines, KEY_COLUMNS), alive, config_digest, mark)
+        lost = []
+    for path in [*shards, *(slot.directory / DATA_DIR / name for name in lost)]:
+        line, writer = journal.committed.get(path.name), _writer_of(path.name)
+        if writer in apart:
+            continue
+        if writer in alive:
             if path.name not in journal.retired:
                 mark(_live_keys(path, line, config_digest), path)
         elif path.name in journal.retired:
             quarantine(slot.directory, path)
-        elif path in lost:
+        elif path.name in lost:
             slot.retire(journal.committed[path.name])
             findings.append(f"{path}: missing; its samples are owed again")
+        elif slot.remote is not None:
+            findings.append(_send(slot, path, config_digest, mark))
         elif (keys := _settle(slot, path, journal, config_digest, findings)) is not None:
             mark(keys, path)
     return tuple(findings)
 
 
-def _writer_of(path: Path) -> str | None:
-    parsed = parse_shard_name(path.name)
+def _recover_remote(
+    slot: WriterSlot,
+    shards: Iterable[Fetched],
+    alive: Collection[str],
+    config_digest: str,
+    mark: Callable[[StoredKeys, Path | str], None],
+) -> list[str]:
+    """Give the keys of shards in object storage to `mark`, and retire those that are not what was committed."""
+    findings = []
+    for shard in shards:
+        try:
+            keys = _fetched_keys(shard)
+        except Unreadable:
+            raise
+        except DatasetError as error:
+            if _writer_of(shard.line.file) in alive:
+                raise DatasetError(f"{error}; stop its writer, which is alive, and start again") from error
+            slot.retire(shard.line)
+            findings.append(f"{error}; its samples are owed again")
+            continue
+        open_shard(shard.path(), config_digest=config_digest, place=shard.place).close()  # of this dataset, or raises
+        mark(keys, shard.place)
+    return findings
+
+
+def _fetched_keys(shard: Fetched) -> StoredKeys:
+    path = shard.path()
+    if footer_sha256(path) != shard.line.footer_sha256:
+        raise DatasetError(f"{shard.place}: the footer is not the one that was committed")
+    with open_shard(path, place=shard.place) as reader:
+        return stored_keys(reader)
+
+
+def _send(slot: WriterSlot, path: Path, config_digest: str, mark: Callable[[StoredKeys, Path | str], None]) -> str:
+    """Commit a shard that was left in the workspace. Returns the finding."""
+    try:
+        verify_shard(path, config_digest=config_digest)
+        with open_shard(path, config_digest=config_digest) as shard:
+            mark(stored_keys(shard), path)
+            line = line_of(path, shard)
+    except (MissingFile, Unreadable):
+        raise
+    except DatasetError as error:
+        slot.retire(_unread_line(path))
+        quarantine(slot.directory, path)
+        return f"{error}; this shard had not been committed, and is dropped"
+    slot.append(line)
+    return f"{path.name}: finished, but not committed by the last attempt; verified, sent and added"
+
+
+def _writer_of(name: str) -> str | None:
+    parsed = parse_shard_name(name)
     return parsed and parsed[0]
 
 
@@ -149,7 +229,7 @@ def _verified_keys(slot: WriterSlot, path: Path, config_digest: str) -> StoredKe
     verify_shard(path, config_digest=config_digest)
     with open_shard(path, config_digest=config_digest) as shard:
         keys = stored_keys(shard)
-        slot.append(_line_of(path, shard))
+        slot.append(line_of(path, shard))
     return keys
 
 
@@ -193,7 +273,7 @@ def _sha256(path: Path) -> str:
         return file_sha256(path)
 
 
-def _line_of(path: Path, shard: ShardReader) -> JournalLine:
+def line_of(path: Path, shard: ShardReader) -> JournalLine:
     """The journal line that a crash kept from being written, read back from the shard."""
     tokens = mask_ids = 0
     for index in range(len(shard.row_group_rows)):
@@ -217,24 +297,30 @@ def _mark_done(
     keys: StoredKeys,
     planned: PlannedKeys,
     numbers: Sequence[npt.NDArray[np.int64]],
-    path: Path,
+    place: Path | str,
 ) -> None:
-    """Set the flags of a shard's rows; `done` and `numbers` are by generation, `numbers` without generation 0."""
+    """Set the flags of a shard's rows; `done` and `numbers` are by generation, `numbers` without generation 0.
+
+    Sets none of them when it raises.
+    """
     index, sample, offsets = keys.prompt_index, keys.sample_index, planned.sample_offsets
     known = (index >= 0) & (index < len(offsets) - 1)
     known[known] &= (sample[known] >= 0) & (sample[known] < np.diff(offsets)[index[known]])
     if known.all():
         known = pc.equal(keys.prompt_id, planned.prompt_ids(index)).to_numpy()
-    _refuse_unknown(known, keys, path)
+    _refuse_unknown(known, keys, place)
+    found: list[tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]] = []
     for generation in np.unique(keys.generation):
         rows = np.flatnonzero(keys.generation == generation)
         places = offsets[index[rows]] + sample[rows]
         if generation != 0:
             known[rows], places = _places(numbers, int(generation), places)
-            _refuse_unknown(known, keys, path)
+            _refuse_unknown(known, keys, place)
         flags = done[generation]
         if flags[places].any() or len(np.unique(places)) != len(places):
-            raise DatasetError(f"{path}: holds samples that are stored already; remove one of the two copies")
+            raise DatasetError(f"{place}: holds samples that are stored already; remove one of the two copies")
+        found.append((flags, places))
+    for flags, places in found:
         flags[places] = True
 
 
@@ -249,9 +335,9 @@ def _places(
     return found, places
 
 
-def _refuse_unknown(known: npt.NDArray[np.bool_], keys: StoredKeys, path: Path) -> None:
+def _refuse_unknown(known: npt.NDArray[np.bool_], keys: StoredKeys, place: Path | str) -> None:
     if not known.all():
         row = int(known.argmin())
         again = f" again in generation {keys.generation[row]}" if keys.generation[row] else ""
         key = f"({keys.prompt_id[row]}, {keys.sample_index[row]})"
-        raise DatasetError(f"{path}: row {row}: {key} is not in the plan{again}")
+        raise DatasetError(f"{place}: row {row}: {key} is not in the plan{again}")

@@ -17,17 +17,21 @@ from typing import TYPE_CHECKING, Final
 
 from rich import filesize
 
-from rollgen.directory import CARD_FILE
 from rollgen.errors import DatasetError
+from rollgen.format.commit import live_writers, start_section
 from rollgen.format.files import new_file
+from rollgen.format.journal import list_shards, read_journal, totals
+from rollgen.format.layout import CARD_FILE
+from rollgen.format.manifest import read_manifest
 from rollgen.format.schema import shard_schema
 from rollgen.inert import brief, shorten
-from rollgen.inspect.stats import dataset_stats
+from rollgen.inspect.stats import dataset_stats, settings_of
 from rollgen.inspect.terminal import number, share
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from rollgen.format.manifest import Manifest
     from rollgen.inspect.stats import DatasetStats
 
 FRONT_MATTER: Final = """\
@@ -78,6 +82,9 @@ MEANINGS: Final = {
     "logprobs": "log pi_old of each sampled token: after temperature, over its support; finite, at most 0.",
     "sampling_mask": "Support of each generated token: strictly increasing ids below vocab_size, with the sampled id.",
     "support_logprobs": "log pi_old of every id of the support, in the order of sampling_mask.",
+    "weight_versions": "What the engine calls the weights that sampled, one stretch of tokens after the other.",
+    "weight_version_starts": "First token of each of these stretches, from 0; it ends where the next one starts.",
+    "routed_experts": "Experts of each token of prompt and response but the last one, in each layer, row-major.",
     "finish_reason": "Why generation ended: stop, length or repetition.",
     "stop_reason": 'The stop token id or stop string that ended generation, as JSON text: 2 is an id, "2" a string.',
     "temperature": "Effective temperature, above 0; divides the logits before truncation.",
@@ -103,15 +110,16 @@ def markdown(text: str) -> str:
     return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def write_card(directory: Path) -> None:
+def write_card(directory: Path, *, url: str | None = None) -> None:
     """Atomically write `directory/README.md` from what the dataset holds now; an edited one is left alone.
 
-    Raises DatasetError when it cannot be written.
+    With `url` the directory is the workspace of the dataset there: without its shards, figures are those of the
+    journal. Raises DatasetError when it cannot be written.
     """
     card = directory / CARD_FILE
     if os.path.lexists(card) and not _is_ours(card):
         return
-    text = dataset_card(dataset_stats(directory))
+    text = dataset_card(dataset_stats(directory)) if url is None else journal_card(directory, url)
     temporary = directory / f".tmp-{CARD_FILE}-{os.getpid()}"
     try:
         with new_file(temporary) as file:
@@ -126,36 +134,58 @@ def write_card(directory: Path) -> None:
         os.replace(temporary, card)
 
 
+def refresh_card(directory: Path) -> None:
+    """`write_card`, by the last of several writers to leave, which one at a time can tell. Nothing without shards."""
+    with start_section(directory):
+        if not live_writers(directory) and list_shards(directory):
+            write_card(directory)
+
+
 def dataset_card(stats: DatasetStats) -> str:
     """The whole README.md, ending with a newline."""
+    return _card(stats.name, stats.manifest, _figures(stats))
+
+
+def journal_card(directory: Path, url: str) -> str:
+    """The same from manifest and journal only. Raises DatasetError when they are damaged."""
+    lines = read_journal(directory).committed.values()
+    rows, tokens, mask_ids = totals(lines)
+    figures = [("rows", f"{rows:,}"), ("generated tokens", f"{tokens:,}")]
+    if mask_ids:
+        figures.append(("ids in supports", f"{mask_ids:,}, {number(round(mask_ids / tokens, 1))} a token"))
+    figures.append(("size", f"{filesize.decimal(sum(line.bytes for line in lines))} in {len(lines):,} files"))
+    return _card(url.rpartition("/")[2], read_manifest(directory), figures)
+
+
+def _card(name: str, manifest: Manifest, figures: Iterable[tuple[str, str]]) -> str:
     sections = (
         FRONT_MATTER,
-        _introduction(stats),
+        _introduction(name, manifest),
         LOADING,
-        *([RETRIED] if stats.manifest.retries else []),
+        *([RETRIED] if manifest.retries else []),
         "## How it was sampled\n",
-        _table(("key", "value"), _provenance(stats)),
+        _table(("key", "value"), _provenance(manifest)),
         "## Figures\n",
-        _table(("figure", "value"), _figures(stats)),
+        _table(("figure", "value"), figures),
         "## Columns\n",
         "One row is one completion. Per-token columns align with `token_ids`.\n",
-        _table(("column", "type", "meaning"), _columns(stats)),
+        _table(("column", "type", "meaning"), _columns(manifest)),
     )
     return "\n".join(sections)
 
 
-def _introduction(stats: DatasetStats) -> str:
-    model = markdown(stats.manifest.model.name)
+def _introduction(name: str, manifest: Manifest) -> str:
+    model = markdown(manifest.model.name)
     return (
-        f"# {markdown(stats.name)}\n\n"
+        f"# {markdown(name)}\n\n"
         f"Completions of {model}, sampled for reinforcement learning with rollgen. Beside token ids and\n"
         "log-probabilities there is the *support* of every generated token: the ids that survived top-k, top-p\n"
         "and min-p. A trainer that normalises over the support has unbiased importance ratios.\n"
     )
 
 
-def _provenance(stats: DatasetStats) -> Iterable[tuple[str, str]]:
-    manifest, model = stats.manifest, stats.manifest.model
+def _provenance(manifest: Manifest) -> Iterable[tuple[str, str]]:
+    model = manifest.model
     yield "model", markdown(model.name + (f" @ {model.revision}" if model.revision else ""))
     yield "dtype", markdown(model.dtype)
     yield "context", f"{model.context_length:,} tokens"
@@ -165,7 +195,7 @@ def _provenance(stats: DatasetStats) -> Iterable[tuple[str, str]]:
         yield "order of truncation", markdown(attempt.engine.processors)
         yield "prompts", markdown(", ".join(source.name for source in attempt.prompts))
     yield "supports read by", markdown(manifest.capture)
-    for name, value in stats.settings.items():
+    for name, value in settings_of(manifest).items():
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         yield f"`{name}`", markdown(shorten(text, _SETTING))
     yield "config digest", f"`{manifest.config_digest}`"
@@ -195,8 +225,8 @@ def _figures(stats: DatasetStats) -> Iterable[tuple[str, str]]:
     yield "size", f"{filesize.decimal(stats.files.bytes)} in {stats.files.shards:,} files"
 
 
-def _columns(stats: DatasetStats) -> Iterable[tuple[str, str, str]]:
-    for field in shard_schema(support_logprobs=stats.manifest.support_logprobs):
+def _columns(manifest: Manifest) -> Iterable[tuple[str, str, str]]:
+    for field in shard_schema(**manifest.optional_columns):
         kind = str(field.type).replace("element: ", "").replace(" not null", "")
         yield f"`{field.name}`", f"`{kind}`", MEANINGS[field.name]
 

@@ -18,7 +18,7 @@ from rollgen.engines.base import SampleRequest
 if TYPE_CHECKING:
     from rollgen.format.retries import RetryList
     from rollgen.prompts.plan import Plan
-    from rollgen.rollouts import Prompt
+    from rollgen.rollouts import Int64Array, Prompt
 
 
 class Owed:
@@ -26,46 +26,42 @@ class Owed:
 
     def __init__(self, plan: Plan, retries: Sequence[RetryList], done: npt.NDArray[np.bool_]) -> None:
         self.plan = plan
-        self._retries = retries
+        self.retries = retries
         self._starts = np.cumsum([plan.samples, *(len(retry.prompt_index) for retry in retries)])
         self._settled = done.copy()
-        self._suspect = np.zeros_like(done)
-        self._in_flight: set[int] = set()
-
-    @property
-    def settled(self) -> int:
-        """Samples that are stored, or have failed in this attempt."""
-        return int(self._settled.sum())
-
-    def requests(self) -> Iterator[tuple[SampleRequest, int, int]]:
-        """Everything not settled: (request, its position, requests in its group if it is the first of them, else 0).
-
-        In plan order, but for suspects, which come last: what was in flight when the engine died may have killed it,
-        and must not keep the rest from being made.
-        """
-        yield from self._requests(self._settled | self._suspect)
-        yield from self._requests(self._settled | ~self._suspect)
-
-    def take(self, position: int) -> None:
-        """The engine is asked for this sample."""
-        self._in_flight.add(position)
 
     def settle(self, position: int) -> None:
         """The sample is stored, or has failed: it is not asked for again in this attempt."""
-        self._in_flight.discard(position)
         self._settled[position] = True
 
-    def suspect_in_flight(self) -> int:
-        """The engine is gone: what it was asked for is owed again. Returns how many samples that are."""
-        suspects = list(self._in_flight)
-        self._suspect[suspects] = True
-        self._in_flight.clear()
-        return len(suspects)
+    def __len__(self) -> int:
+        """Samples that are not settled."""
+        return int(np.count_nonzero(~self._settled))
 
-    def _requests(self, skip: npt.NDArray[np.bool_]) -> Iterator[tuple[SampleRequest, int, int]]:
-        if skip.all():
+    def places(self) -> tuple[Int64Array, Int64Array]:
+        """What can be asked for, in plan order: int64 [S] positions, and int64 [S] the prompts that they are of."""
+        positions = np.flatnonzero(~self._settled)
+        planned = positions[positions < self.plan.samples]
+        prompts = [np.searchsorted(self.plan.offsets, planned, "right") - 1]
+        for start, retry in zip(self._starts, self.retries, strict=False):
+            prompts.append(retry.prompt_index[~self._settled[start : start + len(retry)]])
+        prompt_index = np.concatenate(prompts)
+        kept = np.argsort(prompt_index, kind="stable")
+        kept = kept[~self.plan.tombstone[prompt_index[kept]]]
+        return positions[kept], prompt_index[kept]
+
+    def requests(self) -> Iterator[tuple[SampleRequest, int, int]]:
+        """What was not settled when this began, in plan order; reads no more of the plan than holds it.
+
+        Each as (request, its position, requests in its group if it is the first of them, else 0).
+        """
+        skip = self._settled.copy()
+        _, prompts = self.places()
+        if not len(prompts):
             return
-        for prompt in self.plan.rows():
+        for prompt in self.plan.rows(int(prompts[0])):
+            if prompt.prompt_index > prompts[-1]:
+                return
             if prompt.error is None:
                 group = [*self._planned(prompt, skip), *self._retried(prompt, skip)]
                 for place, (request, position) in enumerate(group):
@@ -77,7 +73,7 @@ class Owed:
             yield SampleRequest(prompt, int(sample_index)), start + int(sample_index)
 
     def _retried(self, prompt: Prompt, skip: npt.NDArray[np.bool_]) -> Iterator[tuple[SampleRequest, int]]:
-        for start, retry in zip(self._starts, self._retries, strict=False):
+        for start, retry in zip(self._starts, self.retries, strict=False):
             first, last = np.searchsorted(retry.prompt_index, [prompt.prompt_index, prompt.prompt_index + 1])
             for row in first + np.flatnonzero(~skip[start + first : start + last]):
                 sampling = replace(prompt.sampling, max_tokens=int(retry.max_tokens[row]))

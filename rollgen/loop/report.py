@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from rollgen.format.manifest import Manifest
-from rollgen.preflight import Preflight
 from rollgen.rollouts import Completion
+
+if TYPE_CHECKING:  # a process that only samples needs none of what a preflight takes
+    from rollgen.format.manifest import Manifest
+    from rollgen.preflight import Preflight
 
 
 @dataclass(slots=True)

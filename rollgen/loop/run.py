@@ -1,14 +1,15 @@
-"""One attempt: preflight, recovery, engine, sampling, the end. Everything finished is committed, however it ends.
+"""One attempt: preflight, recovery, a crew that makes what is owed, the end.
 
-Every sample is its own request. The death of the engine is not the end: what is finished is committed, the engine is
-started again and what it had in flight is owed again, `--max-restarts` times at most, and no more when it dies again
-and again without making anything. A signal ends the run after committing.
+Everything finished is committed, however it ends; a signal ends the run after committing. Several attempts may be at
+one dataset at a time, each at its part of the prompts: whoever is there first makes the plan and the manifest, the
+others take them over.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -17,25 +18,28 @@ import numpy as np
 
 from rollgen.config import EMBEDDED_MODEL, RunConfig
 from rollgen.directory import Holds, check_start, inspect_directory, remove_frame
-from rollgen.engines.base import Engine
-from rollgen.engines.requirements import check_vllm, native_cost
-from rollgen.errors import DatasetError, EngineError, UnfitEngine, UsageError
-from rollgen.format.commit import WriterSlot
+from rollgen.engines.requirements import native_cost
+from rollgen.errors import DatasetError, UsageError
+from rollgen.format.commit import WHOLE, Part, WriterSlot, start_section
 from rollgen.format.failures import FailureLog
-from rollgen.format.recovery import PlannedKeys, recover
+from rollgen.format.journal import file_sha256
+from rollgen.format.manifest import Manifest
+from rollgen.format.recovery import PlannedKeys, has_strangers, recover
 from rollgen.format.retries import RetryList, read_retries
 from rollgen.format.schema import PLAN_FILE
-from rollgen.format.writer import ShardWriter
 from rollgen.inert import Discretion
+from rollgen.loop.crew import Crew, Job
 from rollgen.loop.log import RunLog
 from rollgen.loop.owed import Owed
+from rollgen.loop.parts import in_part, part_of, sibling_names, writer_name
 from rollgen.loop.report import Reporter, RunStats
 from rollgen.loop.retry import check_condition, describe, plan_retry, select, split_config
-from rollgen.loop.sampling import MIN_FAILURES, Sampler
+from rollgen.loop.sampling import MIN_FAILURES
 from rollgen.loop.stop import Stop
 from rollgen.preflight import (
     Preflight,
     check_engine,
+    continue_run,
     discretion_of,
     establish,
     establish_plan,
@@ -45,31 +49,7 @@ from rollgen.preflight import (
 from rollgen.prompts.plan import Plan
 from rollgen.prompts.sources import PromptInput
 
-WRITER = "w0"
-BARREN_DEATHS = 3
-"""An engine that dies so often in a row without making a sample will not make any."""
-
-EngineFactory = Callable[[Preflight], Engine]
-
-
-def vllm_engine(preflight: Preflight) -> Engine:
-    """vLLM in this process, as configured. Raises UsageError when vLLM is missing or refuses the configuration."""
-    check_vllm()
-    try:
-        from rollgen.engines.vllm import VllmEngine
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            f"{error.name} is not installed: pip install 'rollgen[vllm]' (GPU) or 'rollgen[cpu]'"
-        ) from error
-    return VllmEngine(
-        preflight.config.model_copy(update={"revision": preflight.model.revision}),  # the commit that was checked
-        preflight.model.path_or_id,
-        vocab_size=preflight.model.vocab_size,
-        capture_wanted=preflight.capture_wanted,
-        untruncated="some" if preflight.summary.untruncated else "none",
-        replayable=preflight.replayable,
-        decode=preflight.model.decode,
-    )
+CrewFactory = Callable[[Preflight], Crew]
 
 
 class Start(NamedTuple):
@@ -80,8 +60,13 @@ class Start(NamedTuple):
     retry: str | None = None
     """See `retry.py`."""
 
-    def check(self, out: Path) -> Holds:
+    def check(self, out: Path, part: Part) -> Holds:
         """Raises UsageError when this may not start in `out`; returns what that holds."""
+        if part != WHOLE and (self.clean or self.retry is not None):
+            raise UsageError(
+                f"{'--clean' if self.clean else '--retry'}: is for the whole run, --shard for a part of it; start that "
+                "with one process and no --shard, then continue with --resume and --shard"
+            )
         if self.retry is not None:
             check_condition(self.retry)
         holds = inspect_directory(out)
@@ -101,7 +86,7 @@ class Start(NamedTuple):
 
         Raises UsageError, or ResumeRefused when this would not continue the run there.
         """
-        holds, longer = self.check(out), 0
+        holds, longer = self.check(out, part_of(config.shard)), 0
         if self.retry is not None:
             config, longer = split_config(config, out, holds, resume=self.resume)
         continued = out if holds is Holds.RUN and self.resume else None
@@ -114,7 +99,7 @@ def generate(
     out: Path,
     *,
     reporter: Reporter,
-    make_engine: EngineFactory = vllm_engine,
+    make_crew: CrewFactory,
     resume: bool = False,
     clean: bool = False,
     retry: str | None = None,
@@ -123,17 +108,18 @@ def generate(
 
     With `retry` (see `retry.py`), `config.max_tokens` is that of the retry.
     """
-    start = Start(resume, clean, retry)
-    start.check(out)  # before anything is made
+    start, part = Start(resume, clean, retry), part_of(config.shard)
+    start.check(out, part)  # before anything is made
+    writer = writer_name(part)
     created = not out.exists()
-    plan_path = out / f".tmp-{WRITER}-plan.parquet"
-    with WriterSlot(out, WRITER, afresh=clean) as slot:
+    plan_path = out / f".tmp-{writer}-plan.parquet"
+    with WriterSlot(out, writer, part, afresh=clean) as slot:
         try:
             discretion = discretion_of(config, out, files)
-            with RunLog(reporter, WRITER, discretion) as log:
+            with RunLog(reporter, writer, discretion) as log:
                 log.phase("check")  # the directory too: another run may have come and gone until the slot was ours
                 preflight, longer = start.plan(files, config, out, plan_path, progress=log.checked)
-                return asyncio.run(_Run(slot, preflight, log, discretion, longer).run(make_engine))
+                return asyncio.run(_Run(slot, preflight, log, discretion, longer).run(make_crew))
         except BaseException as error:  # inside the slot: what is removed here is not another starter's
             plan_path.unlink(missing_ok=True)
             if created:
@@ -166,72 +152,58 @@ class _Run:
     new_retry: list[RetryList] = field(default_factory=list)
     """At most one."""
 
-    async def run(self, make_engine: EngineFactory) -> RunStats:
+    async def run(self, make_crew: CrewFactory) -> RunStats:
         """Recover, load, sample. Returns the totals."""
         self._note_summary()
         plan = Plan(self.preflight.plan_path)
+        with start_section(self.slot.directory):
+            self.slot.declare(file_sha256(plan.path))
         owed = self._recover(plan)
         if self.stats.owed == 0:
             return self._nothing_owed(plan)
         stop = Stop()
-        engine = make_engine(self.preflight)
-        check_engine(self.preflight, engine)
-        self._note_engine(engine)
+        crew = make_crew(self.preflight)
+        check_engine(self.preflight, crew)
+        self._note_crew(crew)
         self.reporter.phase("load")
         try:
-            await stop.guard(engine.start())
-            for retry in self.new_retry:
-                self.preflight = plan_retry(self.preflight, self.slot.directory, retry, self.longer)
-            manifest = establish(self.preflight, engine, self.slot)
-            plan.path = self.slot.directory / PLAN_FILE  # where it was moved to
-            self._record_tombstones(plan)
+            await stop.guard(crew.start())
+            with start_section(self.slot.directory):
+                manifest = self._establish(crew, plan)
             self.reporter.started(self.slot.directory, self.preflight, manifest)
-            interval = self.preflight.config.commit_interval
-            with ShardWriter(self.slot, manifest, commit_interval=interval) as writer:
-                await self._sample(self._sampler(engine, writer, owed), stop)
+            await stop.guard(crew.make(self._job(manifest, owed, stop)))
         finally:
-            engine.close()
+            crew.close()
         self.reporter.progress(self.stats)
         return self.stats
 
-    async def _sample(self, sampler: Sampler, stop: Stop) -> None:
-        """Sample until nothing is owed, starting the engine again when it dies. Raises EngineError in the end."""
-        deaths = _Deaths(self.preflight.config.max_restarts)
-        while True:
-            before = self.stats.stored
-            try:
-                if deaths.count:
-                    self.reporter.phase("load")
-                    await stop.guard(sampler.engine.start())
-                self.reporter.phase("generate")
-                await stop.guard(sampler.run())
-                return
-            except UnfitEngine:
-                raise
-            except EngineError as error:
-                deaths.add(error, barren=self.stats.stored == before)
-                sampler.engine.close()
-                sampler.writer.flush()  # a restart takes minutes: nothing finished waits for it
-                suspects = sampler.owed.suspect_in_flight()
-                self.stats.restarts = deaths.count
-                self.reporter.note(
-                    f"{error}; starting it again ({deaths.count} of {deaths.limit}), {suspects} samples are owed again"
-                )
+    def _establish(self, crew: Crew, plan: Plan) -> Manifest:
+        """Plan and manifest of this run, or of another part of it that was here first."""
+        directory = self.slot.directory
+        if self.slot.part != WHOLE and inspect_directory(directory) is Holds.RUN:
+            self.preflight = continue_run(self.preflight, directory)  # again: it may have changed meanwhile
+            check_engine(self.preflight, crew)
+        for retry in self.new_retry:
+            self.preflight = plan_retry(self.preflight, directory, retry, self.longer)
+        manifest = establish(self.preflight, crew, self.slot)
+        plan.path = directory / PLAN_FILE  # where it was moved to
+        self._record_tombstones(plan)
+        return manifest
 
-    def _sampler(self, engine: Engine, writer: ShardWriter, owed: Owed) -> Sampler:
-        config = self.preflight.config
-        max_failures = config.max_failures
+    def _job(self, manifest: Manifest, owed: Owed, stop: Stop) -> Job:
+        max_failures = self.preflight.config.max_failures
         if max_failures is None:
             max_failures = max(MIN_FAILURES, self.stats.owed // 100)
-        return Sampler(
-            engine=engine,
-            writer=writer,
+        return Job(
+            slot=self.slot,
+            preflight=self.preflight,
+            manifest=manifest,
+            owed=owed,
             failures=self._failures(),
             discretion=self.discretion,
-            owed=owed,
             stats=self.stats,
             reporter=self.reporter,
-            stall_timeout=config.stall_timeout,
+            stop=stop,
             max_failures=max_failures,
         )
 
@@ -252,10 +224,10 @@ class _Run:
             if count:
                 self.reporter.note(f"{count} {text}")
 
-    def _note_engine(self, engine: Engine) -> None:
+    def _note_crew(self, crew: Crew) -> None:
         summary = self.preflight.summary
-        cost = native_cost(summary.smallest_top_k, summary.largest_top_k) if engine.capture == "native" else None
-        for note in (*engine.notes, cost):
+        cost = native_cost(summary.smallest_top_k, summary.largest_top_k) if crew.capture == "native" else None
+        for note in (*crew.notes, cost):
             if note:
                 self.reporter.note(note)
 
@@ -265,7 +237,9 @@ class _Run:
         if stored is not None:
             retries = [*read_retries(self.slot.directory, stored)]
             planned = PlannedKeys(plan.offsets, plan.prompt_ids, retries)
-            recovery = recover(self.slot, stored.config_digest, planned)
+            apart = sibling_names(self.slot.part)
+            with start_section(self.slot.directory) if has_strangers(self.slot, apart) else nullcontext():
+                recovery = recover(self.slot, stored.config_digest, planned, apart=apart)
             done = np.concatenate([recovery.done, *recovery.retried])
             for finding in recovery.findings:
                 self.reporter.note(finding)
@@ -273,10 +247,11 @@ class _Run:
             self.new_retry = self._select(self.longer)
             retries += self.new_retry
             done = np.concatenate([done, *(np.zeros(len(retry), np.bool_) for retry in self.new_retry)])
-        self.stats.planned = len(done)
-        self.stats.tombstones = int(plan.n[plan.tombstone].sum())
-        self.stats.stored_before = int(done.sum())
-        return Owed(plan, retries, done)
+        ours = in_part(self.slot.part, plan, retries)
+        self.stats.planned = int(ours.sum())
+        self.stats.tombstones = int((ours[: plan.samples] & np.repeat(plan.tombstone, plan.n)).sum())
+        self.stats.stored_before = int((done & ours).sum())
+        return Owed(plan, retries, done | ~ours)
 
     def _select(self, max_tokens: int) -> list[RetryList]:
         selection = select(self.slot.directory, self.preflight, max_tokens)
@@ -284,10 +259,18 @@ class _Run:
         return [selection.retries] if len(selection.retries) else []
 
     def _nothing_owed(self, plan: Plan) -> RunStats:
-        establish_plan(self.preflight, self.slot.directory)
-        plan.path = self.slot.directory / PLAN_FILE
-        self._record_tombstones(plan)
-        self.reporter.note("nothing is owed: every planned sample is stored")
+        directory = self.slot.directory
+        with start_section(directory):
+            if inspect_directory(directory) is Holds.RUN:  # else this part has no prompts, and is the first to look
+                if self.slot.part != WHOLE:
+                    self.preflight = continue_run(self.preflight, directory)
+                establish_plan(self.preflight, directory)
+                plan.path = directory / PLAN_FILE
+                self._record_tombstones(plan)
+            else:
+                plan.path.unlink()
+        whose = "" if self.slot.part == WHOLE else f" of part {self.slot.part}"
+        self.reporter.note(f"nothing is owed: every planned sample{whose} is stored")
         return self.stats
 
     def _failures(self) -> FailureLog:
@@ -295,20 +278,3 @@ class _Run:
 
     def _record_tombstones(self, plan: Plan) -> None:
         record_tombstones(plan, self.preflight.known_prompts, self._failures())
-
-
-class _Deaths:
-    """How often the engine has died, and whether it is worth starting again."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.count = 0
-        self._barren = 0
-
-    def add(self, error: EngineError, *, barren: bool) -> None:
-        """Count a death; `barren`: no sample was stored since the one before. Raises EngineError if it was the last."""
-        self._barren = self._barren + 1 if barren else 0
-        if self.count == self.limit or self._barren == BARREN_DEATHS:
-            times = f" after {self.count} restarts" if self.count else ""
-            raise EngineError(f"{error}{times}; finished samples are stored, continue with --resume") from error
-        self.count += 1

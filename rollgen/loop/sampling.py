@@ -1,4 +1,4 @@
-"""The workers: a fixed number of them share one stream of owed requests, each asking for one sample at a time.
+"""The workers of one engine: a fixed number of them take owed requests, each asking for one sample at a time.
 
 So a straggler holds up only its own worker, and nothing is in memory but what is in flight and what waits for its
 commit. A sample that fails becomes a failure line and is owed again to the next attempt; too many of them stop the run.
@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rollgen.engines.base import Engine, RequestError, SampleRequest
@@ -19,8 +18,8 @@ from rollgen.format.failures import FailureLog, Stage
 from rollgen.format.invariants import find_problem
 from rollgen.format.writer import ShardWriter
 from rollgen.inert import LINE, Discretion, brief
-from rollgen.loop.owed import Owed
-from rollgen.loop.report import Reporter, RunStats
+from rollgen.loop.report import RunStats
+from rollgen.loop.work import Work
 
 TICK_SECONDS = 0.5
 MIN_FAILURES = 20
@@ -44,52 +43,45 @@ def record_failure(
 
 @dataclass(slots=True)
 class Sampler:
-    """Makes what is owed. `run` may be called again after the engine has been started again."""
+    """Makes what is owed with one engine. `run` may be called again after the engine has been started again."""
 
     engine: Engine
+    work: Work
     writer: ShardWriter
-    failures: FailureLog
-    discretion: Discretion
-    """What of an engine's errors may be recorded."""
-    owed: Owed
     stats: RunStats
-    reporter: Reporter
+    record_failure: Callable[[SampleRequest, Stage, str], None]
+    note: Callable[[str], None]
     stall_timeout: float
     """Seconds."""
     max_failures: int
-    _outstanding: Counter[int] = field(default_factory=Counter)
-    """Requests not yet answered, by prompt; at zero its group may be written."""
+    workers: int
+    """Requests in flight at most."""
+    stored: int = 0
+    """By this engine."""
+    given_back: int = field(default=0, init=False)
+    """Requests that the last run left unmade."""
 
     async def run(self) -> None:
-        """Make everything owed. Raises EngineError, TooManyFailures, or what the writer raised."""
-        self._outstanding.clear()
-        requests = self.owed.requests()
-        started = time.monotonic() - self.stats.seconds
+        """Make samples until nothing is owed. Raises EngineError, TooManyFailures, or what the writer raised."""
+        self.given_back = 0
         try:
             async with asyncio.TaskGroup() as group:
-                ticker = group.create_task(self._tick(started))
-                workers = [group.create_task(self._work(requests)) for _ in range(self._worker_count())]
+                watch = group.create_task(self._watch())
+                workers = [group.create_task(self._work()) for _ in range(self.workers)]
                 await asyncio.wait(workers)
-                ticker.cancel()
+                watch.cancel()
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
-        finally:
-            self._update(started)
 
-    def _worker_count(self) -> int:
-        return max(1, min(self.engine.window, self.stats.owed))
-
-    async def _work(self, requests: Iterator[tuple[SampleRequest, int, int]]) -> None:
-        for request, position, group_size in requests:
-            prompt_index = request.prompt.prompt_index
-            self._outstanding[prompt_index] += group_size
-            self.owed.take(position)
-            await self._make(request)
-            self.owed.settle(position)
-            self._outstanding[prompt_index] -= 1
-            if not self._outstanding[prompt_index]:
-                del self._outstanding[prompt_index]
-                self.writer.close_group(prompt_index)
+    async def _work(self) -> None:
+        while (taken := await self.work.take()) is not None:
+            try:
+                await self._make(taken.request)
+            except BaseException:
+                self.given_back += 1
+                self.work.give_back(taken)
+                raise
+            self.work.settle(taken)
 
     async def _make(self, request: SampleRequest) -> None:
         try:
@@ -105,9 +97,10 @@ class Sampler:
                 return
             self.writer.add(completion)
             self.stats.count(completion)
+            self.stored += 1
 
     def _failed(self, request: SampleRequest, stage: Stage, error: str) -> None:
-        record_failure(self.failures, self.discretion, request, stage, error)
+        self.record_failure(request, stage, error)
         self.stats.failed += 1
         if self.stats.failed > self.max_failures:
             raise TooManyFailures(
@@ -116,19 +109,12 @@ class Sampler:
                 "with --resume"
             )
 
-    async def _tick(self, started: float) -> None:
+    async def _watch(self) -> None:
         watchdog = _Watchdog(self.stall_timeout)
         while True:
             await asyncio.sleep(TICK_SECONDS)
-            self.writer.tick()
-            self._update(started)
-            self.reporter.progress(self.stats)
             if warning := watchdog.look(self.engine.tokens):
-                self.reporter.note(warning)
-
-    def _update(self, started: float) -> None:
-        self.stats.seconds = time.monotonic() - started
-        self.stats.resampled = self.engine.resampled
+                self.note(warning)
 
 
 class _Watchdog:

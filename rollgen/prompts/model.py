@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import transformers
 from transformers import AutoConfig, AutoTokenizer
@@ -69,7 +69,7 @@ class ModelInfo:
     revision: str | None
     """Commit of a Hugging Face model; None for a local directory."""
     fingerprint: str
-    """SHA-256 of a local model (`fingerprint.py`), commit of a Hugging Face one."""
+    """SHA-256 of a local model (`fingerprint.py`), commit of a Hugging Face one, or what a server says of its model."""
     tokenizer_sha256: str
     vocab_size: int
     """Of the model: every id the engine can take or sample lies below it."""
@@ -112,8 +112,29 @@ def _may_be_path(setting: str, value: object) -> bool:
     return isinstance(value, str) and not setting.endswith("_token")
 
 
-def load_model_info(config: RunConfig, model: str) -> ModelInfo:
+class Served(Protocol):
+    """What a server says of the model that it serves."""
+
+    @property
+    def name(self) -> str:
+        """Under which it serves it."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """What takes the place of a hash of the checkpoint, which only the server has."""
+        ...
+
+    @property
+    def max_model_len(self) -> int:
+        """Prompt and response tokens together, at most."""
+        ...
+
+
+def load_model_info(config: RunConfig, model: str, served: Served | None = None) -> ModelInfo:
     """Read all that can be known about `model` (a local directory or a Hugging Face id) without its weights.
+
+    Where a server samples, `model` is where its config and tokenizer are to be had, and `served` what it says.
 
     Raises UsageError, with the fix, when model or tokenizer cannot be found or read, or a setting does not fit them.
     """
@@ -132,15 +153,22 @@ def load_model_info(config: RunConfig, model: str) -> ModelInfo:
         with usage_errors(source, "the chat template"):
             chat_template = _chat_template(config.chat_template, tokenizer)
     text_config = hf_config.get_text_config()
+    if served is not None:
+        name, revision, fingerprint = served.name, None, served.fingerprint
+        context_length = _served_context(config.max_model_len, served.max_model_len)
+    else:
+        name, revision = model if commit else Path(model).resolve().name, commit
+        fingerprint = commit or directory_fingerprint(Path(model))
+        context_length = _context_length(config.max_model_len, text_config, tokenizer)
     return ModelInfo(
-        name=model if commit else Path(model).resolve().name,
+        name=name,
         path_or_id=model,
-        revision=commit,
-        fingerprint=commit or directory_fingerprint(Path(model)),
+        revision=revision,
+        fingerprint=fingerprint,
         tokenizer_sha256=tokenizer_sha256(tokenizer),
         vocab_size=text_config.vocab_size,
         tokenizer_vocab_size=len(tokenizer),
-        context_length=_context_length(config.max_model_len, text_config, tokenizer),
+        context_length=context_length,
         dtype=dtype or _checkpoint_dtype(hf_config, text_config),
         chat_template=chat_template,
         tokenizer=tokenizer,
@@ -207,6 +235,16 @@ def _context_length(requested: int | None, text_config: PreTrainedConfig, tokeni
     if rope_type == "longrope":  # vLLM's default: quality on short sequences suffers beyond the original length
         return requested or int(getattr(text_config, "original_max_position_embeddings", None) or limit)
     return requested or limit
+
+
+def _served_context(requested: int | None, served: int) -> int:
+    """`requested` tokens, or the server's limit. Raises UsageError when more is asked for than the server takes."""
+    if requested is not None and requested > served:
+        raise UsageError(
+            f"--max-model-len: {requested} tokens, but the server takes {served}; use at most that, or start it with "
+            f"--max-model-len {requested}"
+        )
+    return requested or served
 
 
 def _chat_template(file: str | None, tokenizer: PreTrainedTokenizerBase) -> str | None:

@@ -78,6 +78,7 @@ def run(prompts: int) -> None:
 
     from rollgen.cli.progress import ConsoleReporter
     from rollgen.config import RunConfig
+    from rollgen.loop.engines import Engines
     from rollgen.loop.run import generate
 
     with tempfile.TemporaryDirectory() as scratch:
@@ -90,9 +91,8 @@ def run(prompts: int) -> None:
         config = RunConfig(model=str(model), max_tokens=TOKENS, n=SAMPLES // prompts, commit_interval=COMMIT_SECONDS)
         started = time.monotonic()
         with ConsoleReporter("none") as reporter:
-            stats = generate(
-                [file], config, directory / "out", make_engine=lambda _: InstantEngine(), reporter=reporter
-            )
+            out = directory / "out"
+            stats = generate([file], config, out, make_crew=lambda _: Engines([InstantEngine()]), reporter=reporter)
         assert stats.stored == SAMPLES
         print(json.dumps({"mib": peak_kib() / 1024, "seconds": time.monotonic() - started}))
 

@@ -22,11 +22,13 @@ import pytest
 from rollgen.errors import DatasetError, ResumeRefused, UsageError
 from rollgen.format.commit import (
     WHOLE,
+    Holder,
     Part,
     WriterSlot,
     _writable,
     check_writer_name,
     live_writers,
+    read_holder,
     quarantine,
     start_section,
 )
@@ -305,7 +307,7 @@ def test_a_conflicting_part_is_refused_and_named(tmp_path: Path) -> None:
         assert live_writers(tmp_path) == {"a"}
         with WriterSlot(tmp_path, "b", Part(1, 2)) as slot:
             assert live_writers(tmp_path) == {"a", "b"}
-            assert slot.others() == {"a": Part(0, 2)}
+            assert [other.part for other in slot.others().values()] == [Part(0, 2)]
         holder.kill()
     take_slot(tmp_path, "b")
     assert live_writers(tmp_path) == frozenset()
@@ -349,8 +351,12 @@ def test_garbage_in_the_lock_of_a_live_writer(tmp_path: Path, content: bytes) ->
         with pytest.raises(DatasetError, match=rf"^{lock}: damaged, though its writer is alive; stop that.*$"):
             take_slot(tmp_path, "b", Part(1, 2))
         holder.kill()
-    take_slot(tmp_path, "a", Part(0, 2))
-    assert json.loads(lock.read_bytes()) == {"part": [0, 2]}
+    with WriterSlot(tmp_path, "a", Part(0, 2)) as slot:
+        slot.declare("5" * 64)
+        said = {"part": [0, 2], "attempt": slot.attempt, "plan_sha256": "5" * 64}
+        assert json.loads(lock.read_bytes()) == said
+        assert read_holder(tmp_path, "a") == Holder(slot.part, slot.attempt, "5" * 64)
+    assert lock.read_bytes() == b"", "who has left says nothing"
 
 
 @pytest.mark.parametrize("name", ["other.lock", "w0.lock", "start-section.lock"])

@@ -24,6 +24,8 @@ class Command:
     """Runs `rollgen` with a temporary directory of its own: killed engines leave sockets and segments behind."""
 
     scratch: Path
+    directory = ROLLGEN.parent
+    """Of the installed command."""
     running: list[subprocess.Popen[str]] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
     """Set on top of this process's own."""

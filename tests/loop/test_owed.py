@@ -24,18 +24,9 @@ def test_what_is_done_is_skipped(plan: Plan) -> None:
     owed = Owed(plan, (), np.array([True, True, False, True, False, False, True, False, True, True]))
     requests = [(request.request_id, position, group) for request, position, group in owed.requests()]
     assert requests == [("1-0", 2, 1), ("2-0", 4, 2), ("2-1", 5, 0), ("3-1", 7, 1)]
-
-
-def test_suspects_come_last(plan: Plan) -> None:
-    """What was in flight when the engine died is owed again, after the rest; what was settled is not."""
-    owed = Owed(plan, (), np.zeros(10, np.bool_))
-    for position in range(4):
-        owed.take(position)
-    owed.settle(1)
-    assert owed.suspect_in_flight() == 3
-    assert [position for _, position, _ in owed.requests()] == [4, 5, 6, 7, 8, 9, 0, 2, 3]
-    assert [group for _, _, group in owed.requests()] == [2, 0, 2, 0, 2, 0, 1, 2, 0]
-    assert owed.settled == 1
+    assert len(owed) == 4
+    owed.settle(5)
+    assert [position for _, position, _ in owed.requests()] == [2, 4, 7]
 
 
 def test_retries_follow_the_samples_of_their_prompt(plan: Plan) -> None:

@@ -23,18 +23,20 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 
-from rollgen.engines.base import Capture, SampleRequest
+from rollgen import crews
+from rollgen.engines.base import Capture, Extras, SampleRequest
 from rollgen.errors import EngineError
 from rollgen.format import jsonlines
 from rollgen.format.manifest import EngineRecord
-from rollgen.loop import run, sampling
+from rollgen.loop import sampling
+from rollgen.loop.engines import Engines
 from rollgen.preflight import Preflight
 from rollgen.rollouts import Completion
 
@@ -84,7 +86,7 @@ def main(
     if faults.kill_at or faults.steps is not None:
         _watch_steps(faults)
     sampling.TICK_SECONDS = faults.tick
-    run.generate = partial(run.generate, make_engine=partial(ReplayedEngine, faults=faults))
+    crews.make_crew = lambda preflight: Engines([ReplayedEngine(preflight, faults=faults)])
     sys.argv = ["rollgen", *arguments]
     if faults.largest_file is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (faults.largest_file, resource.RLIM_INFINITY))
@@ -96,6 +98,7 @@ class ReplayedEngine:
 
     capture: Capture = "logprobs"
     dtype = "float32"
+    extras = Extras()
     window = 8
     resampled = 0
     notes: tuple[str, ...] = ()

@@ -12,6 +12,7 @@ from models.fake_engine import FakeEngine, Key
 
 from rollgen.config import RunConfig
 from rollgen.format.journal import list_shards
+from rollgen.loop.engines import Engines
 from rollgen.loop.report import Reporter, RunStats
 from rollgen.loop.run import generate
 from rollgen.preflight import Preflight
@@ -44,7 +45,7 @@ class Recorder:
 
 
 class Runs:
-    """Starts runs of one output directory with a fake engine each, and remembers the last engine and reporter."""
+    """Starts runs of one output directory with fake engines, and remembers the last ones and their reporter."""
 
     def __init__(self, directory: Path, model: Path) -> None:
         self.out = directory / "out"
@@ -60,7 +61,7 @@ class Runs:
 
     def __call__(
         self,
-        engine: FakeEngine | None = None,
+        engine: FakeEngine | list[FakeEngine] | None = None,
         *,
         resume: bool = False,
         clean: bool = False,
@@ -69,7 +70,8 @@ class Runs:
         **settings: Any,
     ) -> RunStats:
         """Run to the end."""
-        self.engine = engine or FakeEngine()
+        self.engines = engine if isinstance(engine, list) else [engine or FakeEngine()]
+        self.engine = self.engines[0]
         self.reporter = Recorder()
         config = RunConfig.model_validate({"model": str(self.model), "max_tokens": 8, "top_k": 8, "n": 2} | settings)
         return generate(
@@ -77,7 +79,7 @@ class Runs:
             config,
             self.out,
             reporter=reporter or self.reporter,
-            make_engine=lambda preflight: self.engine,
+            make_crew=lambda preflight: Engines(self.engines),
             resume=resume,
             clean=clean,
             retry=retry,

@@ -27,6 +27,7 @@ from rollgen.engines.replay import check_replayable
 from rollgen.errors import CaptureError, EngineError, TooManyFailures, UsageError
 from rollgen.format.journal import list_shards
 from rollgen.inspect.card import write_card
+from rollgen.loop.engines import Engines
 from rollgen.loop.run import generate
 from rollgen.rollout_writer import RolloutWriter
 
@@ -121,9 +122,8 @@ def everything_named(place: Place) -> None:
     arguments += [f'speculative_config={{"model": "{place.root}/models/draft", "method": "ngram"}}']
     config = load_config({"model": str(place.runs.model), "max_tokens": "8", "engine_arg": arguments}, file)
     with ConsoleReporter("none") as reporter:
-        generate(
-            [place.runs.prompts], config, place.runs.out, reporter=reporter, make_engine=lambda preflight: FakeEngine()
-        )
+        crew = Engines([FakeEngine()])
+        generate([place.runs.prompts], config, place.runs.out, reporter=reporter, make_crew=lambda preflight: crew)
     write_card(place.runs.out)
     manifest = json.loads((place.runs.out / "rollgen.json").read_text())
     assert manifest["identity"]["engine_arg"] == {
