@@ -17,6 +17,7 @@ from rollgen.errors import UsageError
 from rollgen.format.manifest import Manifest
 from rollgen.inspect.card import refresh_card
 from rollgen.loop import run
+from rollgen.loop.place import Place
 from rollgen.loop.report import Reporter, RunStats
 from rollgen.preflight import Preflight
 from rollgen.rollout_writer import Prompts, prompt_inputs
@@ -35,8 +36,9 @@ def generate(
     reporter: Reporter | None = None,
     **settings: Any,
 ) -> RunStats:
-    """Sample every prompt with vLLM into the dataset directory `out`, and return the totals.
+    """Sample every prompt with vLLM into the dataset `out`, and return the totals.
 
+    `out` is a directory, or a URL like `s3://bucket/run`.
     `prompts` is a path, a pattern, a row like `{"prompt": "Hello"}`, or a list of these. How to sample them is said by
     `config` or by its fields as `settings` (`model=..., n=4, top_k=50`): `rollgen.RunConfig` describes them. Unlike the
     command, neither the environment nor a file is read. `resume` continues the run in `out`, `clean` replaces it.
@@ -50,21 +52,18 @@ def generate(
     RollgenError like the command, and UsageError inside a running event loop.
     """
     _refuse_running_loop()
-    run_config, directory = as_config(config, settings), Path(out)
+    run_config = as_config(config, settings)
     with _restored_signals():
-        stats = run.generate(
+        return run.generate(
             prompt_inputs(prompts),
             run_config,
-            directory,
+            out,
             reporter=reporter or LoggingReporter(),
             make_crew=make_crew,
             resume=resume,
             clean=clean,
             retry=retry,
         )
-    if stats.stored:
-        refresh_card(directory)
-    return stats
 
 
 class LoggingReporter:
@@ -80,7 +79,7 @@ class LoggingReporter:
     def note(self, message: str) -> None:
         _LOG.warning("%s", message)
 
-    def started(self, directory: Path, preflight: Preflight, manifest: Manifest) -> None:
+    def started(self, place: Place, preflight: Preflight, manifest: Manifest) -> None:
         _LOG.info(
             "%s (%s), capture %s: %d samples of %d prompts to %s",
             manifest.model.name,
@@ -88,8 +87,11 @@ class LoggingReporter:
             manifest.capture,
             preflight.summary.samples,
             preflight.summary.prompts,
-            directory,
+            place,
         )
+
+    def grown(self, place: Place) -> None:
+        refresh_card(place.directory, url=place.url)
 
     def progress(self, stats: RunStats) -> None:
         _LOG.debug("%d of %d samples stored", stats.stored_before + stats.stored, stats.planned - stats.tombstones)

@@ -178,7 +178,7 @@ class RunConfig(BaseModel):
         None, description="Run the replicas on a Ray cluster: its address, auto, or local to start one here."
     )
     gpus_per_replica: Annotated[int | None, Key("operational", panel="Where")] = Field(
-        None, ge=0, description="GPUs that Ray gives to a replica. Default: what the parallel sizes need, 0 without GPU."
+        None, ge=0, description="GPUs that Ray gives to a replica. Default: as the parallel sizes say; 0 without GPUs."
     )
 
     max_restarts: Annotated[int, Key("operational", panel="Engine")] = Field(

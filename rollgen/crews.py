@@ -46,12 +46,14 @@ def _engines(preflight: Preflight) -> Crew:
 
 def _servers(preflight: Preflight) -> Crew:
     with extra_needed("http"):
-        from rollgen.engines.http import HttpEngine
+        from rollgen.engines.http import HttpEngine, check_alike
     common = _of_run(preflight) | {
         "dtype": preflight.model.dtype,
         "largest_top_k": preflight.summary.largest_top_k,
     }
-    return Engines([HttpEngine(preflight.config, url, **common) for url in preflight.config.server])
+    engines = [HttpEngine(preflight.config, url, **common) for url in preflight.config.server]
+    check_alike(engines)
+    return Engines(engines)
 
 
 def _ray(preflight: Preflight) -> Crew:

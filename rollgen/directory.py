@@ -13,7 +13,8 @@ from pathlib import Path
 
 from rollgen.errors import UsageError
 from rollgen.format.commit import WriterSlot, start_section
-from rollgen.format.journal import RECORD_FILE, list_shards
+from rollgen.format.journal import list_shards
+from rollgen.format.layout import CARD_FILE, OWN_FILES
 from rollgen.format.schema import (
     DATA_DIR,
     FAILURES_DIR,
@@ -27,7 +28,6 @@ from rollgen.format.schema import (
     TOKENIZER_DIR,
 )
 
-CARD_FILE = "README.md"
 _OWN_NAMES = frozenset(
     {
         MANIFEST_FILE,
@@ -94,22 +94,7 @@ def check_start(directory: Path, holds: Holds, *, resume: bool, clean: bool) -> 
 
 def clean_directory(directory: Path) -> None:
     """Remove a run's own files and no others. The caller holds the writer's slot, whose lock file stays."""
-    for name in (MANIFEST_FILE, PLAN_FILE, CARD_FILE):
-        (directory / name).unlink(missing_ok=True)
-    for pattern in (
-        RETRY_FILES,
-        f"{DATA_DIR}/part-*.parquet",
-        f"{DATA_DIR}/.tmp-*",
-        f"{QUARANTINE_DIR}/part-*.parquet",
-        f"{QUARANTINE_DIR}/{JOURNAL_DIR}-*.json*",
-        f"{QUARANTINE_DIR}/{FAILURES_DIR}-*.jsonl",
-        f"{RETIRED_DIR}/part-*.parquet",
-        f"{JOURNAL_DIR}/{RECORD_FILE}",
-        f"{JOURNAL_DIR}/*.jsonl",
-        f"{FAILURES_DIR}/*.jsonl",
-        f"{TOKENIZER_DIR}/*",
-        f"{LOGS_DIR}/*.log",
-    ):
+    for pattern in OWN_FILES:
         for path in directory.glob(pattern):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    Int16Array = npt.NDArray[np.int16]
     Int32Array = npt.NDArray[np.int32]
     Int64Array = npt.NDArray[np.int64]
     Float32Array = npt.NDArray[np.float32]
@@ -71,6 +72,15 @@ class Prompt:
     """Why this row is a tombstone (a bad input row that the user chose to skip); None for a usable prompt."""
 
 
+class WeightVersions(NamedTuple):
+    """Which weights sampled which tokens, S spans in their order: weights may be replaced while a sample is made."""
+
+    versions: tuple[str, ...]
+    """[S], what the engine calls them; never empty."""
+    starts: tuple[int, ...]
+    """[S], the first token of each span: 0, then rising. It ends where the next one starts, the last one at T."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Completion:
     """One finished sample with the support of every token. All per-token arrays align with `token_ids`."""
@@ -102,18 +112,29 @@ class Completion:
     metadata: str | None = None
     generation: int = 0
     """0, or which retry of this sample it is: the highest one stored is current, earlier ones are kept."""
+    weight_versions: WeightVersions | None = None
+    """None when the dataset does not store them."""
+    routed_experts: Int16Array | None = None
+    """int16 [P + T - 1, layers, top_k], the experts that each token of prompt and response was sent to in each layer;
+    the last token never went through the model. None when the dataset does not store them."""
 
     @property
     def nbytes(self) -> int:
         """Memory held, the unit of the writer's bound: array data, and OVERHEAD_BYTES for the objects around it."""
-        support = 0 if self.support_logprobs is None else self.support_logprobs.nbytes
+        optional = sum(each.nbytes for each in (self.support_logprobs, self.routed_experts) if each is not None)
         tokens = self.prompt_token_ids.nbytes + self.token_ids.nbytes + self.logprobs.nbytes
-        return tokens + self.mask_ids.nbytes + self.mask_offsets.nbytes + support + OVERHEAD_BYTES
+        return tokens + self.mask_ids.nbytes + self.mask_offsets.nbytes + optional + OVERHEAD_BYTES
 
 
 def text_length(completion: Completion) -> int:
     """Characters of its texts."""
-    return sum(len(text or "") for text in (completion.text, completion.prompt, completion.metadata))
+    length = sum(len(text or "") for text in (completion.text, completion.prompt, completion.metadata))
+    return length if completion.weight_versions is None else length + sum(map(len, completion.weight_versions.versions))
+
+
+def expert_ids(completion: Completion) -> int:
+    """Numbers of experts that it holds."""
+    return 0 if completion.routed_experts is None else completion.routed_experts.size
 
 
 def sample_seed(seed: int, prompt_id: str, sample_index: int) -> int:

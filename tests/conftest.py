@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +15,19 @@ import pytest
 from rollgen.config import digest
 from rollgen.format.commit import WriterSlot
 from rollgen.format.journal import file_sha256
-from rollgen.format.manifest import Attempt, EngineRecord, Manifest, ModelRecord, PromptSource, create_manifest
+from rollgen.format.manifest import (
+    Attempt,
+    EngineRecord,
+    Manifest,
+    ModelRecord,
+    PromptSource,
+    RoutedExperts,
+    create_manifest,
+)
 from rollgen.format.schema import PLAN_FILE
 from rollgen.format.writer import ShardWriter
 from rollgen.prompts.plan import PlanWriter
-from rollgen.rollouts import Completion, Prompt, Sampling, sample_seed
+from rollgen.rollouts import Completion, Prompt, Sampling, WeightVersions, sample_seed
 
 if TYPE_CHECKING:
     from models.runs import Runs
@@ -26,6 +35,7 @@ if TYPE_CHECKING:
 VOCAB_SIZE = 512
 TIME = "2026-01-02T03:04:05+00:00"
 UNTRUNCATED = Sampling(top_k=0)
+EXPERTS = RoutedExperts(layers=3, top_k=2, experts=8)
 
 
 @pytest.fixture(scope="session")
@@ -58,6 +68,12 @@ def make_manifest() -> Callable[..., Manifest]:
 def make_dataset() -> Callable[..., Path]:
     """`make_dataset(directory, shards=2, prompts=3, n=2, ...)`: see `write_dataset`."""
     return write_dataset
+
+
+@pytest.fixture
+def make_extras() -> Callable[..., Path]:
+    """`make_extras(directory, ...)`: the same with weights and experts, whatever `make_dataset` is elsewhere."""
+    return partial(write_dataset, extras=True)
 
 
 @pytest.fixture
@@ -97,11 +113,13 @@ def random_completion(
     vocab_size: int = VOCAB_SIZE,
     full: bool = False,
     support_logprobs: bool = False,
+    extras: bool = False,
     **changes: Any,
 ) -> Completion:
     """A valid completion, the same for the same arguments: supports of 1 to `largest` ids, or none at all when `full`.
 
-    Probabilities of each support are random and sum to 1, so a singleton's logprob is 0.
+    Probabilities of each support are random and sum to 1, so a singleton's logprob is 0. With `extras` its weights
+    change at every third token, and it has experts as `EXPERTS` says.
     """
     rng = np.random.default_rng([prompt_index, sample_index])
     prompt = random_prompt(prompt_index)
@@ -136,10 +154,19 @@ def random_completion(
         prompt=prompt.prompt,
         metadata=prompt.metadata,
     )
+    if extras:
+        starts = tuple(range(0, tokens, 3))
+        shape = (len(prompt.token_ids) + tokens - 1, EXPERTS.layers, EXPERTS.top_k)
+        experts = np.stack([rng.integers(0, 4, shape[:2]), rng.integers(4, 8, shape[:2])], axis=2)
+        completion = replace(
+            completion,
+            weight_versions=WeightVersions(tuple(f"step {start}" for start in starts), starts),
+            routed_experts=experts.astype(np.int16),
+        )
     return replace(completion, **changes)
 
 
-def some_manifest(*, support_logprobs: bool = False, **changes: Any) -> Manifest:
+def some_manifest(*, support_logprobs: bool = False, extras: bool = False, **changes: Any) -> Manifest:
     """A manifest of a run that never was, but could be: all that a writer and a reader need."""
     identity = {"temperature": 0.75, "top_k": 8, "top_p": 0.875, "seed": 0, "support_logprobs": support_logprobs}
     attempt = Attempt(
@@ -162,6 +189,8 @@ def some_manifest(*, support_logprobs: bool = False, **changes: Any) -> Manifest
         model=ModelRecord(name="tiny", revision=None, fingerprint="0", dtype="float32", context_length=256),
         tokenizer_sha256=digest("tokenizer"),
         attempts=[attempt],
+        weight_versions=extras,
+        routed_experts=EXPERTS if extras else None,
     )
     return manifest.model_copy(update=changes)
 
@@ -180,17 +209,19 @@ def write_dataset(
     prompts: int = 3,
     n: int = 2,
     support_logprobs: bool = False,
+    extras: bool = False,
     **changes: Any,
 ) -> Path:
     """A finished dataset of `shards * prompts * n` samples; `changes` go to `random_completion`."""
     directory.mkdir(parents=True, exist_ok=True)
     plan = write_plan(directory / PLAN_FILE, [random_prompt(index, n=n) for index in range(shards * prompts)])
-    manifest = some_manifest(support_logprobs=support_logprobs, plan_sha256=file_sha256(plan))
+    stored = {"support_logprobs": support_logprobs, "extras": extras}
+    manifest = some_manifest(**stored, plan_sha256=file_sha256(plan))
     assert create_manifest(directory, manifest)
     with WriterSlot(directory, "w0") as slot, ShardWriter(slot, manifest, commit_interval=math.inf) as writer:
         for index in range(shards * prompts):
             for sample_index in range(n):
-                writer.add(random_completion(index, sample_index, support_logprobs=support_logprobs, **changes))
+                writer.add(random_completion(index, sample_index, **stored, **changes))
             if (index + 1) % prompts == 0:
                 writer.flush()
     return directory

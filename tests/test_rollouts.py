@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from rollgen.engines.base import SampleRequest
-from rollgen.rollouts import OVERHEAD_BYTES, Completion, Prompt, Sampling, sample_seed
+from rollgen.rollouts import OVERHEAD_BYTES, Completion, Prompt, Sampling, WeightVersions, sample_seed, text_length
 
 
 @pytest.mark.parametrize(
@@ -71,6 +71,16 @@ def test_nbytes_counts_every_array(make_completion: Callable[..., Completion]) -
     ids = len(completion.mask_ids)
     assert completion.nbytes == 4 * 5 + 4 * 10 + 4 * 10 + 4 * ids + 8 * 11 + 4 * ids + OVERHEAD_BYTES
     assert replace(completion, support_logprobs=None).nbytes == completion.nbytes - 4 * ids
+    # 5 + 10 - 1 positions of 3 layers with 2 experts each, 2 bytes a number.
+    with_extras = make_completion(4, 0, tokens=10, support_logprobs=True, extras=True)
+    assert with_extras.nbytes == completion.nbytes + 2 * 14 * 3 * 2
+
+
+def test_texts_of_a_completion(make_completion: Callable[..., Completion]) -> None:
+    """What the engine calls its weights is text of the row as well."""
+    completion = make_completion(text="ab", prompt="c", metadata=None)
+    assert text_length(completion) == 3
+    assert text_length(replace(completion, weight_versions=WeightVersions(("x", "yz"), (0, 1)))) == 6
 
 
 def test_nouns_are_frozen(make_prompt: Callable[..., Prompt], make_completion: Callable[..., Completion]) -> None:

@@ -24,8 +24,12 @@ def generate(
         ),
     ],
     out: Annotated[
-        Path | None,
-        typer.Option(help="Dataset directory. Default: <name of the prompts>-rollouts/.", rich_help_panel="Output"),
+        str | None,
+        typer.Option(
+            help="Dataset: a directory, or a URL like s3://bucket/run. Default: <name of the prompts>-rollouts/.",
+            metavar="PATH",
+            rich_help_panel="Output",
+        ),
     ] = None,
     config: Annotated[
         Path | None, typer.Option(help="TOML file with any of these options.", metavar="FILE", rich_help_panel="Run")
@@ -62,16 +66,15 @@ def generate(
     from rollgen.prompts.sources import default_stem
 
     run_config = load_config(given(options), config)
-    directory = out or Path(f"{default_stem(files)}-rollouts")
+    place = out or f"{default_stem(files)}-rollouts"
     command = _dry_run if dry_run else _run
-    return command(files, run_config, directory, as_json=as_json, resume=resume, clean=clean, retry=retry)
+    return command(files, run_config, place, as_json=as_json, resume=resume, clean=clean, retry=retry)
 
 
-def _run(files: list[str], config: RunConfig, out: Path, *, as_json: bool, **start: Any) -> int:
+def _run(files: list[str], config: RunConfig, out: str, *, as_json: bool, **start: Any) -> int:
     from rollgen.cli.progress import ConsoleReporter
     from rollgen.cli.summary import print_summary
     from rollgen.crews import make_crew
-    from rollgen.inspect.card import refresh_card
     from rollgen.loop.run import generate
     from rollgen.loop.stop import Interrupted
 
@@ -81,13 +84,27 @@ def _run(files: list[str], config: RunConfig, out: Path, *, as_json: bool, **sta
         except Interrupted as stop:
             reporter.note(str(stop))
             return 128 + stop.signal_number
-    if stats.stored:
-        refresh_card(out)
     print_summary(out, stats, as_json=as_json)
     return stats.exit_code
 
 
-def _dry_run(files: list[str], config: RunConfig, out: Path, *, as_json: bool, **start: Any) -> int:
+def _directory(place: str, scratch: Path) -> Path:
+    """The directory that a dry run looks into. Raises UsageError for a run in object storage."""
+    from rollgen.errors import UsageError
+    from rollgen.format.schema import MANIFEST_FILE
+    from rollgen.remote.objects import ObjectStore, is_url, local_path
+
+    if not is_url(place):
+        return local_path(place)
+    if ObjectStore(place).exists(MANIFEST_FILE):
+        raise UsageError(
+            f"--dry-run: {place} holds a run, and a dry run looks into directories only: copy it, and give the copy as "
+            "--out"
+        )
+    return scratch / "out"
+
+
+def _dry_run(files: list[str], config: RunConfig, place: str, *, as_json: bool, **start: Any) -> int:
     import tempfile
 
     from rollgen.cli.summary import print_dry_run
@@ -101,6 +118,7 @@ def _dry_run(files: list[str], config: RunConfig, out: Path, *, as_json: bool, *
     from rollgen.prompts.plan import Plan
 
     with tempfile.TemporaryDirectory() as scratch:
+        out = _directory(place, Path(scratch))
         preflight, longer = Start(**start).plan(files, config, out, Path(scratch) / "plan.parquet")
         retries = [] if preflight.stored is None else [*read_retries(out, preflight.stored)]
         retried = 0

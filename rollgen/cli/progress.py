@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
 from rich.console import Console
@@ -14,10 +13,11 @@ from rich.text import Text
 
 from rollgen.format.layout import CARD_FILE
 from rollgen.inert import LINE, brief
-from rollgen.inspect.card import write_card
+from rollgen.inspect.card import refresh_card, write_card
 
 if TYPE_CHECKING:
     from rollgen.format.manifest import Manifest
+    from rollgen.loop.place import Place
     from rollgen.loop.report import RunStats
     from rollgen.preflight import Preflight
 
@@ -68,13 +68,18 @@ class ConsoleReporter:
         if self._style != "none":
             self._print(message)
 
-    def started(self, directory: Path, preflight: Preflight, manifest: Manifest) -> None:
-        if not (directory / CARD_FILE).exists():  # a continued run has one; measuring it all again can wait for the end
-            write_card(directory)
+    def started(self, place: Place, preflight: Preflight, manifest: Manifest) -> None:
+        if not (
+            place.directory / CARD_FILE
+        ).exists():  # measuring all of it again can wait for the end
+            write_card(place.directory, url=place.url)
         self.note(
             f"{manifest.model.name} ({manifest.model.dtype}), capture {manifest.capture}: "
-            f"{preflight.summary.samples} samples of {preflight.summary.prompts} prompts to {directory}"
+            f"{preflight.summary.samples} samples of {preflight.summary.prompts} prompts to {place}"
         )
+
+    def grown(self, place: Place) -> None:
+        refresh_card(place.directory, url=place.url)
 
     def progress(self, stats: RunStats) -> None:
         stored = stats.stored_before + stats.stored

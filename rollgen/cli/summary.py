@@ -22,7 +22,7 @@ _PROMPT_LINES = 200
 """Lines of the first prompt that a dry run shows."""
 
 
-def print_summary(out: Path, stats: RunStats, *, as_json: bool) -> None:
+def print_summary(out: str | Path, stats: RunStats, *, as_json: bool) -> None:
     """The totals of a finished run."""
     if as_json:
         typer.echo(json.dumps(_summary_json(out, stats)))
@@ -93,7 +93,7 @@ def _first_lines(text: str) -> list[str]:
     return [*lines[:half], f"… {len(lines) - 2 * half:,} more lines, all of them with --json …", *lines[-half:]]
 
 
-def _summary_json(out: Path, stats: RunStats) -> dict[str, Any]:
+def _summary_json(out: str | Path, stats: RunStats) -> dict[str, Any]:
     derived = {"owed": stats.owed, "tokens_per_second": stats.tokens_per_second, "mean_support": stats.mean_support}
     return {"out": str(out), **asdict(stats), **derived, "exit_code": stats.exit_code}
 

@@ -96,7 +96,7 @@ def compact(
 
 
 def _plan(dataset: StoredDataset, shard_tokens: int) -> tuple[Index, Layout]:
-    index = read_index(dataset.shards, support_logprobs=dataset.manifest.support_logprobs)
+    index = read_index(dataset.shards, dataset.manifest.optional_columns)
     planned = PLANLESS not in dataset.manifest.identity
     return index, plan_layout(index, shard_tokens=shard_tokens, planned=planned)
 

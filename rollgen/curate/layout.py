@@ -8,7 +8,7 @@ of a new shard lie near each other in the old ones. Memory is about 70 bytes a r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
@@ -87,16 +87,16 @@ class Layout:
     """Prompts of the dataset whose rows are in several shards now."""
 
 
-def read_index(shards: Sequence[StoredShard], *, support_logprobs: bool) -> Index:
+def read_index(shards: Sequence[StoredShard], optional: Mapping[str, bool]) -> Index:
     """Read the keys of all rows, verified. Raises DatasetError, naming the shard, for one that cannot be rewritten:
 
-    damaged, without a journal line, without the columns of the others, or with columns of a later MINOR.
+    damaged, without a journal line, with other `optional` columns than the manifest says, or columns of a later MINOR.
     """
     columns = [_columns(shard_schema(support_logprobs=False).empty_table().select(Rows._fields))]
     row_groups, sizes, engines = [], [], []
     for number, stored in enumerate(shards):
         with stored.open() as shard:
-            _check(stored, shard, support_logprobs=support_logprobs)
+            _check(stored, shard, optional)
             columns.append(_columns(read_columns(shard, Rows._fields)))
             engines.append(shard.file.metadata.metadata[FOOTER_ENGINE])
             row_groups += [(number, group) for group in range(len(shard.row_group_rows))]
@@ -127,15 +127,16 @@ def _columns(table: pa.Table) -> Rows:
     return Rows(*(column.to_numpy() for column in table.columns))
 
 
-def _check(stored: StoredShard, shard: ShardReader, *, support_logprobs: bool) -> None:
+def _check(stored: StoredShard, shard: ShardReader, optional: Mapping[str, bool]) -> None:
     if stored.line is None:
         raise DatasetError(
             f"{stored.path}: has no journal line: its writer was interrupted; run `rollgen generate --resume` first"
         )
     if unknown := sorted(shard.stored - set(shard.schema.names)):
         raise DatasetError(f"{stored.path}: has columns that this version does not know: {unknown[0]}; upgrade rollgen")
-    if ("support_logprobs" in shard.stored) != support_logprobs:
-        raise DatasetError(f"{stored.path}: the manifest says support_logprobs is {support_logprobs}, this shard not")
+    for name, wanted in optional.items():
+        if (name in shard.stored) != wanted:
+            raise DatasetError(f"{stored.path}: the manifest says {name} is {wanted}, this shard not")
     if FOOTER_ENGINE not in shard.file.metadata.metadata:
         raise DatasetError(f"{stored.path}: its footer has no {FOOTER_ENGINE.decode()}; not a rollgen shard")
 

@@ -9,11 +9,34 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from rollgen.format.manifest import EngineRecord
+from rollgen.format.manifest import EngineRecord, Manifest, RoutedExperts
 from rollgen.rollouts import Completion, Prompt, sample_seed
 
 Capture = Literal["native", "logprobs", "none"]
 """How supports are read: the engine's own masks, finite processed logprobs, or not at all (nothing truncates)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What an engine returns with every sample, or a dataset stores of it, beside tokens, logprobs and supports."""
+
+    weight_versions: bool = False
+    routed_experts: RoutedExperts | None = None
+    """What their numbers mean; None for none."""
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> Extras:
+        """What a dataset stores."""
+        return cls(manifest.weight_versions, manifest.routed_experts)
+
+    def missing(self, offered: Extras) -> str | None:
+        """What of these an engine that offers others lacks, in words."""
+        if self.weight_versions and not offered.weight_versions:
+            return "weight versions"
+        wanted, found = self.routed_experts, offered.routed_experts
+        if wanted is None or (found is not None and (wanted.layers, wanted.top_k) == (found.layers, found.top_k)):
+            return None
+        return f"routed experts, {wanted.top_k} in each of {wanted.layers} layers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +90,8 @@ class Engine(Protocol):
     capture: Capture
     dtype: str
     """Of weights and activations, resolved: never `auto`."""
+    extras: Extras
+    """What each completion has beside: a new dataset stores all of it."""
     window: int
     """Requests to keep in flight: enough to keep the engine's batch full, few enough to bound memory."""
     resampled: int

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from rollgen.engines.base import Capture, SampleRequest
+from rollgen.engines.base import Capture, Extras, SampleRequest
 from rollgen.engines.capture import (
     CapturedSupport,
     LogprobTable,
@@ -23,12 +23,15 @@ from rollgen.engines.capture import (
     sampled_logprobs,
     untruncated,
 )
+from rollgen.engines.extras import read_experts, read_versions
 from rollgen.engines.shapes import Masks, RawSequence, read_sequences
 from rollgen.errors import CaptureError, IncompleteSupport, UnfitEngine
 from rollgen.rollouts import Completion, Sampling
 
 if TYPE_CHECKING:
     from rollgen.rollouts import Int32Array
+
+NO_EXTRAS: Final = Extras()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,6 +48,9 @@ class SampledOutput:
     """Which sequence of its request it is: the engine's word, else its place in the answer."""
     prompt_token_ids: Int32Array | None = None
     """int32 [P] of what the engine continued; None when it does not say."""
+    weight_versions: Any = None
+    routed_experts: Any = None
+    """As the engine gave them: see `shapes.RawSequence`."""
 
 
 def read_outputs(
@@ -68,16 +74,27 @@ def read_outputs(
             sequence.stop_reason,
             index,
             sequence.prompt_token_ids,
+            sequence.weight_versions,
+            sequence.routed_experts,
         )
         for index, sequence in _numbered(read_sequences(output, truncates=truncates))
     ]
 
 
 def completion_of(
-    request: SampleRequest, sampled: SampledOutput, *, replayable: bool, support_logprobs: bool, text: str | None
+    request: SampleRequest,
+    sampled: SampledOutput,
+    *,
+    replayable: bool,
+    support_logprobs: bool,
+    text: str | None,
+    extras: Extras = NO_EXTRAS,
 ) -> Completion:
-    """The row of a sampled sequence. Raises CaptureError when it continues another prompt, and IncompleteSupport when
-    `support_logprobs` are wanted and were not all returned."""
+    """The row of a sampled sequence, with those `extras` that are to be stored.
+
+    Raises CaptureError when it continues another prompt or lacks one of the extras, and IncompleteSupport when
+    `support_logprobs` are wanted and were not all returned.
+    """
     prompt, support = request.prompt, sampled.support
     if sampled.prompt_token_ids is not None and not np.array_equal(sampled.prompt_token_ids, prompt.token_ids):
         raise CaptureError(
@@ -89,6 +106,12 @@ def completion_of(
             "the dataset stores support logprobs, but the output lacks those of some id: ask for more logprobs than "
             "the largest support has ids, or store none"
         )
+    tokens = len(sampled.token_ids)
+    versions = read_versions(sampled.weight_versions, tokens) if extras.weight_versions else None
+    experts = None
+    if extras.routed_experts is not None:
+        positions = len(prompt.token_ids) + tokens - 1
+        experts = read_experts(sampled.routed_experts, positions, extras.routed_experts)
     return Completion(
         prompt_id=prompt.prompt_id,
         sample_index=request.sample_index,
@@ -108,6 +131,8 @@ def completion_of(
         prompt=prompt.prompt,
         metadata=prompt.metadata,
         generation=request.generation,
+        weight_versions=versions,
+        routed_experts=experts,
     )
 
 

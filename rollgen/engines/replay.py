@@ -53,9 +53,9 @@ _OWNED_ENGINE: Final = frozenset(
 _NUMERIC_ENGINE: Final = frozenset(
     "quantization quantization_config hf_overrides kv_cache_dtype kv_cache_dtype_skip_layers config_format "
     "hf_config_path code_revision tokenizer_mode tokenizer_revision model_impl structured_outputs_config "
-    "reasoning_parser reasoning_config speculative_config".split()
+    "reasoning_parser reasoning_config speculative_config enable_return_routed_experts".split()
 )
-"""Replayable arguments that decide which distribution is sampled: identity keys of a run."""
+"""Replayable arguments that decide which distribution is sampled, or what is stored of it: identity keys of a run."""
 _OPERATIONAL_ENGINE: Final = frozenset(
     "load_format download_dir safetensors_load_strategy model_loader_extra_config ignore_patterns seed block_size "
     "kv_cache_memory_bytes num_gpu_blocks_override enable_prefix_caching prefix_caching_hash_algo "
@@ -98,6 +98,12 @@ def check_replayable(config: RunConfig) -> bool:
 def excluding_args(arguments: Mapping[str, Any]) -> list[str]:
     """The sampling parameters among these that take ids out of the vocabulary, beside top-k, top-p and min-p."""
     return sorted(name for name, value in arguments.items() if value and name in _EXCLUDES_IDS)
+
+
+def is_sampling_parameter(name: str) -> bool:
+    """Whether vLLM's SamplingParams has such a field, as far as is known here."""
+    known = (_OWNED_SAMPLING, _REPLAYABLE_SAMPLING, _NEUTRAL_SAMPLING, _REFUSED_SAMPLING)
+    return any(name in names for names in known)
 
 
 def check_untruncated(config: RunConfig) -> None:

@@ -3,8 +3,8 @@
     vLLM     RequestOutput, CompletionOutput; a response of /inference/v1/generate, or one of its choices
     SGLang   a response of /generate or of Engine.generate: `output_ids` and `meta_info`
     plain    a mapping: token_ids, logprobs (of the sampled tokens), sampling_mask, finish_reason, and optionally
-             stop_reason (the token id or the string), support_logprobs (parallel to sampling_mask), index and
-             prompt_token_ids
+             stop_reason (the token id or the string), support_logprobs (parallel to sampling_mask), index,
+             prompt_token_ids, weight_versions and routed_experts
     a list or tuple of these
 
 Sampling masks are a list of ids a token; CSR as a tuple `(ids, offsets)` or as `mask_ids` beside `mask_offsets`; or an
@@ -75,20 +75,23 @@ class RawSequence:
     """Which sequence of its request it is; None where the engine does not say."""
     prompt_token_ids: Int32Array | None
     """int32 [P] of what was continued; None where the engine does not say."""
+    weight_versions: Any
+    routed_experts: Any
+    """As they came, None where they did not: `extras.py` reads them, where they are stored."""
 
 
 def read_sequences(output: object, *, truncates: bool) -> list[RawSequence]:
     """All sequences of an answer, as they come: one at least. See the top of this file for what raises."""
     if isinstance(output, list | tuple):
         return _some([sequence for item in output for sequence in read_sequences(item, truncates=truncates)])
-    fields = _fields(output)
+    fields = fields_of(output)
     for several in (fields("outputs"), fields("choices")):
         if isinstance(several, list | tuple):
             prompt = _prompt(fields)
-            sequences = _some([_sequence(_fields(one), truncates=truncates) for one in several])
+            sequences = _some([_sequence(fields_of(one), truncates=truncates) for one in several])
             return [one if prompt is None else replace(one, prompt_token_ids=prompt) for one in sequences]
     if fields("meta_info") is not None:
-        return [_sglang_sequence(fields, _fields(fields("meta_info")), truncates=truncates)]
+        return [_sglang_sequence(fields, fields_of(fields("meta_info")), truncates=truncates)]
     if fields("token_ids") is not None:
         return [_sequence(fields, truncates=truncates)]
     found = f"the fields {', '.join(map(str, output))}" if isinstance(output, Mapping) else type(output).__name__
@@ -104,7 +107,8 @@ def _some(sequences: list[RawSequence]) -> list[RawSequence]:
     return sequences
 
 
-def _fields(output: object) -> Fields:
+def fields_of(output: object) -> Fields:
+    """Of a mapping or an object."""
     if isinstance(output, Mapping):
         return output.get
     return lambda name: getattr(output, name, None)
@@ -121,7 +125,17 @@ def _sequence(fields: Fields, *, truncates: bool) -> RawSequence:
         masks = _masks(fields("sampling_mask"), fields("support_logprobs"), truncates=truncates)
     table = _table(fields("logprobs"), token_ids)
     return _aligned(
-        RawSequence(token_ids, table, masks, finish_reason, stop_reason, _index(fields("index")), _prompt(fields))
+        RawSequence(
+            token_ids,
+            table,
+            masks,
+            finish_reason,
+            stop_reason,
+            _index(fields("index")),
+            _prompt(fields),
+            fields("weight_versions"),
+            fields("routed_experts"),
+        )
     )
 
 
@@ -144,7 +158,17 @@ def _sglang_sequence(fields: Fields, meta: Fields, *, truncates: bool) -> RawSeq
     if not truncates:
         table = _table(_column(rows, 0), _int32(_column(rows, 1), "output_token_logprobs")) if len(rows) else None
     return _aligned(
-        RawSequence(token_ids, table, masks, finish_reason, stop_reason, _index(fields("index")), _prompt(fields))
+        RawSequence(
+            token_ids,
+            table,
+            masks,
+            finish_reason,
+            stop_reason,
+            _index(fields("index")),
+            _prompt(fields),
+            meta("weight_versions"),
+            meta("routed_experts"),
+        )
     )
 
 
@@ -209,7 +233,7 @@ def _masks(value: Any, support_logprobs: Any, *, truncates: bool) -> Masks:
     """Without their logprobs where nothing truncates: that there are masks is all that matters then."""
     if isinstance(value, list | tuple) and value and getattr(value[0], "lengths", None) is not None:
         return _joined([_masks(chunk, None, truncates=truncates) for chunk in value])
-    fields = _fields(value)
+    fields = fields_of(value)
     ids = fields("ids") if fields("token_ids") is None else fields("token_ids")
     logprobs = (support_logprobs if fields("logprobs") is None else fields("logprobs")) if truncates else None
     if ids is None and isinstance(value, tuple):
@@ -285,7 +309,7 @@ def _flattened(rows: Collection[Any], what: str, *, nulls: bool = False) -> tupl
             raise UnfitEngine(f"token {token}: {what} is null although sampling truncates") from None
         raise CaptureError(f"token {token}: {what} is {row!r}, not a list") from None
     if len(sizes) and all(_is_array(row) and row.ndim == 1 for row in rows):
-        return np.concatenate([_array(row) for row in rows]), offsets_of(sizes)
+        return np.concatenate([as_array(row) for row in rows]), offsets_of(sizes)
     return list(chain.from_iterable(rows)), offsets_of(sizes)
 
 
@@ -298,7 +322,7 @@ def _table(logprobs: Any, token_ids: Int32Array) -> LogprobTable | None:
     """Any shape of logprobs. Where they come without ids they are those of `token_ids`."""
     if logprobs is None:
         return None
-    fields = _fields(logprobs)
+    fields = fields_of(logprobs)
     if fields("start_indices") is not None:
         return _flat_table(fields)
     if fields("content") is not None:
@@ -333,8 +357,8 @@ def _table_of_mappings(rows: Collection[Mapping[int, Any]]) -> LogprobTable:
 def _table_of_content(entries: Collection[object]) -> LogprobTable:
     """vLLM's JSON: of each token the sampled id and the most likely ones."""
     rows = [
-        [sampled, *map(_fields, _listed(sampled("top_logprobs"), "the top_logprobs of a token"))]
-        for sampled in map(_fields, entries)
+        [sampled, *map(fields_of, _listed(sampled("top_logprobs"), "the top_logprobs of a token"))]
+        for sampled in map(fields_of, entries)
     ]
     candidates, offsets = _flattened(rows, "the logprobs")
     ids = [one("token_id") for one in candidates]
@@ -346,7 +370,7 @@ def _table_of_content(entries: Collection[object]) -> LogprobTable:
 
 def _listed(values: Any, what: str) -> Any:
     """`values` if they are in a list of any kind, an array or a tensor; the empty list for None."""
-    values = () if values is None else _array(values)
+    values = () if values is None else as_array(values)
     if isinstance(values, Sequence) or (isinstance(values, np.ndarray) and values.ndim):
         return values
     raise CaptureError(f"{what}: expected in a list, got {type(values).__name__}")
@@ -361,7 +385,7 @@ def _is_array(value: object) -> bool:
     return isinstance(value, np.ndarray) or hasattr(value, "detach")
 
 
-def _array(values: Any) -> Any:
+def as_array(values: Any) -> Any:
     """A torch tensor as numpy's, whatever its device, dtype and history; anything else as it came."""
     if not hasattr(values, "detach"):
         return values
@@ -376,7 +400,7 @@ def _int64(values: Any, what: str) -> Int64Array:
 def _int32(values: Any, what: str) -> Int32Array:
     """int32 [N], never a view of `values`. Raises CaptureError for anything but whole numbers of 32 bits."""
     if not isinstance(values, list | tuple):
-        array = np.asarray(_array(values))
+        array = np.asarray(as_array(values))
         fits = not array.size or (array.dtype.kind in "iu" and INT32.min <= array.min() and array.max() <= INT32.max)
         if array.ndim != 1 or not fits:
             raise CaptureError(f"{what} are not a list of 32-bit integers")
@@ -401,7 +425,7 @@ def _cast_float32(values: Any) -> Float32Array:
     struct.pack is twice as fast as np.array, np.fromiter and array.array; with `<` it checks the range.
     """
     if not isinstance(values, list | tuple):
-        array = np.asarray(_array(values))
+        array = np.asarray(as_array(values))
         if array.ndim != 1 or (array.size and array.dtype.kind != "f"):
             raise ValueError
         with np.errstate(over="raise"):

@@ -13,23 +13,27 @@ import asyncio
 import multiprocessing
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
-from dataclasses import fields
+from dataclasses import dataclass, fields
+from functools import partial
+from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
 
 from rollgen.config import RunConfig
-from rollgen.engines.base import Capture, RequestError, SampleRequest
-from rollgen.engines.capture import first_num_logprobs
+from rollgen.engines.asking import WINDOW_PER_SLOT, ask, logprobs_wanted
+from rollgen.engines.base import Capture, Extras, RequestError, SampleRequest
 from rollgen.engines.children import PARENT_VARIABLE
 from rollgen.engines.installed import PROCESSORS, package_versions
 from rollgen.engines.outputs import completion_of, read_outputs
+from rollgen.engines.replicas import device_groups
 from rollgen.engines.requirements import NATIVE_ARGUMENT, native_problem
-from rollgen.errors import EngineError, IncompleteSupport, UsageError
-from rollgen.format.manifest import EngineRecord
-from rollgen.rollouts import FINISH_REASONS, Completion, Sampling
+from rollgen.errors import EngineError, UsageError
+from rollgen.format.manifest import EngineRecord, RoutedExperts
+from rollgen.rollouts import FINISH_REASONS, Completion
 
 # Read by vLLM when it is imported. Standard output is for data, so its log goes to stderr, and without its chatter.
 os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
@@ -64,17 +68,28 @@ SHUTDOWN_SECONDS = 10.0
 """For the engine process to release its device and shared memory before it is killed."""
 TERMINATE_SECONDS = 5.0
 """For a process of a half-loaded engine to end by itself."""
-WINDOW_PER_SLOT = 1.5
-"""Requests in flight for each place in the engine's batch: the next prompt waits inside the engine, not outside."""
+EXPERTS_ARGUMENT = "enable_return_routed_experts"
+SPAWN_POLL_SECONDS = 0.02
 _DEAD = "vLLM's engine process died (its own messages are above)"
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """What makes an engine one of several in this process."""
+
+    variables: dict[str, str]
+    """Environment of its processes: the devices that it has."""
+    turn: asyncio.Lock
+    """Shared by all: who starts a process has the environment for itself."""
 
 
 class VllmEngine:
     """`engines.base.Engine` on vLLM's AsyncLLM. Constructing it checks everything but loads no weights.
 
     `capture_wanted` is the user's wish; `untruncated` says whether some or all prompts are sampled without truncation
-    (native masks need top_k > 0 on every request). `decode` turns token ids into text.
-    Raises UsageError when vLLM refuses the configuration or cannot give the capture that was asked for.
+    (native masks need top_k > 0 on every request). `decode` turns token ids into text. `replica` makes it one of
+    several in this process. `weight_versions` are returned where a dataset that is continued stores them: here they
+    never change. Raises UsageError when vLLM refuses the configuration or cannot give the capture that was asked for.
     """
 
     def __init__(
@@ -87,8 +102,12 @@ class VllmEngine:
         untruncated: Literal["some", "none"],
         replayable: bool,
         decode: Callable[[Int32Array], str],
+        replica: Replica | None = None,
+        weight_versions: bool = False,
     ) -> None:
         self._config = config
+        self._replica = replica
+        self._children: set[BaseProcess] | None = None
         self._vocab_size = vocab_size
         self._replayable = replayable
         self._decode = decode
@@ -103,27 +122,34 @@ class VllmEngine:
             raise UsageError(f"{model}: diffusion models have no per-token sampling distribution to keep")
         self.record = _engine_record()
         self.dtype = str(self._vllm_config.model_config.dtype).removeprefix("torch.")
-        self.window = int(WINDOW_PER_SLOT * self._vllm_config.scheduler_config.max_num_seqs)
+        self.extras = Extras(weight_versions, _routed_experts(config, self._vllm_config))
+        slots = self._vllm_config.scheduler_config.max_num_seqs * config.data_parallel_size
+        self.window = int(WINDOW_PER_SLOT * slots)
 
     async def start(self) -> None:
         """Load the weights in a thread, so that the loop sees signals. Cancelling it ends the engine's processes."""
-        os.environ[PARENT_VARIABLE] = str(os.getpid())
         vllm_config = deepcopy(self._vllm_config)  # an engine changes its own, and may be started again
-        loading = asyncio.ensure_future(
-            asyncio.to_thread(
-                AsyncLLM.from_vllm_config,
-                vllm_config,
-                disable_log_stats=True,
-                stat_loggers=[lambda config, index: _TokenCount(config, index, self)],
-            )
+        make = partial(
+            AsyncLLM.from_vllm_config,
+            vllm_config,
+            disable_log_stats=True,
+            stat_loggers=[lambda config, index: _TokenCount(config, index, self)],
         )
+        loading: asyncio.Future[AsyncLLM] | None = None
+        turn, variables = (self._replica.turn, self._replica.variables) if self._replica else (nullcontext(), {})
         try:
+            async with turn:
+                with _environment({PARENT_VARIABLE: str(os.getpid()), **variables}):
+                    others = set(multiprocessing.active_children())
+                    loading = asyncio.ensure_future(asyncio.to_thread(make))
+                    await self._processes_started(loading, others)
             self._llm = await asyncio.shield(loading)
         except asyncio.CancelledError:
-            while not loading.done():  # the thread cannot be stopped, but without its processes it gives up
-                await asyncio.to_thread(_end_processes)
+            while loading is not None and not loading.done():  # the thread cannot be stopped, but without its processes
+                await asyncio.to_thread(self._end_processes)  # it gives up
                 await asyncio.wait({loading}, timeout=0.2)
-            loading.exception()  # expected, and of no interest
+            if loading is not None:
+                loading.exception()  # expected, and of no interest
             raise
         except Exception as error:
             raise EngineError(
@@ -132,31 +158,40 @@ class VllmEngine:
 
     async def sample(self, request: SampleRequest) -> Completion:
         """See `engines.base.Engine.sample`."""
-        num_logprobs = self._first_num_logprobs(request.prompt.sampling)
-        while True:
-            output = await self._generate(request, num_logprobs)
-            try:
-                return self._completion(request, output)
-            except IncompleteSupport:
-                if num_logprobs == self._vocab_size:
-                    raise
-                self.resampled += 1
-                num_logprobs = min(2 * num_logprobs, self._vocab_size)
+        sampling, store = request.prompt.sampling, self._config.support_logprobs
+        first = logprobs_wanted(self.capture, sampling, self._vocab_size, support_logprobs=store)
+        return await ask(self, first, self._vocab_size, partial(self._make, request))
 
     def close(self) -> None:
         """Shut the engine down, or end its processes when it has not finished loading."""
         if self._llm is not None:
             self._llm.shutdown(timeout=SHUTDOWN_SECONDS)
             self._llm = None
-        _end_processes()
-        os.environ.pop(PARENT_VARIABLE, None)
+        self._end_processes()
 
-    def _first_num_logprobs(self, sampling: Sampling) -> int:
-        """How many logprobs to ask for besides the sampled token's; 0 when masks or nothing suffices."""
-        wanted = self.capture == "logprobs" or (self.capture == "native" and self._config.support_logprobs)
-        if not wanted or not sampling.truncates:
-            return 0
-        return min(first_num_logprobs(sampling.top_k), self._vocab_size)
+    async def _processes_started(self, loading: asyncio.Future[AsyncLLM], others: set[BaseProcess]) -> None:
+        """Wait until the environment may change again: a replica's one process is there, or all is loaded."""
+        self._children = None
+        while not loading.done():
+            await asyncio.wait({loading}, timeout=SPAWN_POLL_SECONDS)
+            if self._replica and (children := set(multiprocessing.active_children()) - others):
+                self._children = children
+                return
+
+    def _end_processes(self) -> None:
+        """End what vLLM started and wait for it: first asked, then killed. A stopped one only takes the second."""
+        children = multiprocessing.active_children() if self._children is None else self._children
+        for child in children:
+            child.terminate()
+        deadline = time.monotonic() + TERMINATE_SECONDS
+        for child in children:
+            child.join(max(0.0, deadline - time.monotonic()))
+            if child.is_alive():
+                child.kill()
+                child.join()
+
+    async def _make(self, request: SampleRequest, num_logprobs: int) -> Completion:
+        return self._completion(request, await self._generate(request, num_logprobs))
 
     async def _generate(self, request: SampleRequest, num_logprobs: int) -> CompletionOutput:
         if self._llm is None:
@@ -204,6 +239,7 @@ class VllmEngine:
             replayable=self._replayable,
             support_logprobs=self._config.support_logprobs,
             text=self._decode(sampled.token_ids),
+            extras=self.extras,
         )
 
 
@@ -227,17 +263,35 @@ class _TokenCount(StatLoggerBase):  # type: ignore[misc]
         """Nothing to say."""
 
 
-def _end_processes() -> None:
-    """End what vLLM started and wait for it: first asked, then killed. A stopped process only takes the second."""
-    children = multiprocessing.active_children()
-    for child in children:
-        child.terminate()
-    deadline = time.monotonic() + TERMINATE_SECONDS
-    for child in children:
-        child.join(max(0.0, deadline - time.monotonic()))
-        if child.is_alive():
-            child.kill()
-            child.join()
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set variables for the processes that are started meanwhile."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def make_replicas(config: RunConfig) -> list[Replica | None]:
+    """What tells the engines of `--replicas` apart; nothing if it is one. Raises UsageError for too few devices."""
+    if config.replicas == 1:
+        return [None]
+    if config.data_parallel_size > 1:
+        raise UsageError("--replicas and --data-parallel-size exclude each other: both are copies of the model")
+    turn = asyncio.Lock()
+    if current_platform.is_cpu():  # which all share
+        return [Replica({}, turn) for _ in range(config.replicas)]
+    variable = current_platform.device_control_env_var
+    named = os.environ.get(variable)
+    visible = named.split(",") if named else [str(number) for number in range(current_platform.device_count())]
+    per_replica = config.tensor_parallel_size * config.pipeline_parallel_size
+    return [Replica({variable: group}, turn) for group in device_groups(visible, config.replicas, per_replica)]
 
 
 def _resolve(
@@ -281,6 +335,9 @@ def _vllm_config(config: RunConfig, model: str, *, native: bool) -> VllmConfig:
         "dtype": config.dtype,
         "max_model_len": config.max_model_len,
         "tensor_parallel_size": config.tensor_parallel_size,
+        "pipeline_parallel_size": config.pipeline_parallel_size,
+        "data_parallel_size": config.data_parallel_size,
+        "enable_expert_parallel": config.enable_expert_parallel,
         "gpu_memory_utilization": config.gpu_memory_utilization,
         "max_num_seqs": config.max_num_seqs,
         "enforce_eager": bool(config.enforce_eager),
@@ -312,7 +369,7 @@ def _cpu_defaults(config: RunConfig) -> dict[str, Any]:
         "max_num_seqs": config.max_num_seqs or CPU_MAX_NUM_SEQS,
     }
     if "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
-        free = psutil.virtual_memory().available
+        free = psutil.virtual_memory().available / config.replicas
         defaults["kv_cache_memory_bytes"] = int(min(CPU_KV_CACHE_SHARE * free, CPU_KV_CACHE_MAX))
     return defaults
 
@@ -333,6 +390,20 @@ def _sampling_arguments(config: RunConfig, vocab_size: int) -> dict[str, Any]:
         names = ", ".join(arguments)
         raise UsageError(f"--sampling-arg {names}: vLLM refuses the value: {_one_line(error)}") from error
     return arguments
+
+
+def _routed_experts(config: RunConfig, built: VllmConfig) -> RoutedExperts | None:
+    """What the numbers of experts mean that vLLM returns, where it was told to (vLLM: `_get_routed_experts_shape`)."""
+    if not config.engine_arg.get(EXPERTS_ARGUMENT):
+        return None
+    model = built.model_config
+    if not hasattr(model, "get_num_experts_per_tok"):
+        raise UsageError(f"--engine-arg {EXPERTS_ARGUMENT}: vLLM {vllm_version} is too old for it; 0.32 is not")
+    return RoutedExperts(
+        layers=model.get_total_num_hidden_layers(),
+        top_k=model.get_num_experts_per_tok(),
+        experts=model.get_num_experts(),
+    )
 
 
 def _engine_record() -> EngineRecord:

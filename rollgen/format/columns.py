@@ -5,7 +5,8 @@ And how many rows make a row group: one rule for rows that are new and for rows 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,20 +14,25 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rollgen.format.ragged import nested_ragged
+from rollgen.format.ragged import nested_ragged, ragged
 from rollgen.format.schema import (
+    EXPERT_LIST,
     LOGPROB_LIST,
     MASK_LIST,
     ROW_GROUP_TOKENS,
+    START_LIST,
     SUPPORT_LOGPROB_LIST,
     TOKEN_LIST,
+    VERSION_LIST,
 )
-from rollgen.rollouts import Completion, text_length
+from rollgen.rollouts import Completion, WeightVersions, expert_ids, text_length
 
 MAX_ROW_GROUP_IDS = 1 << 26
 """Mask ids after which a row group is closed too, far below the 2^31 - 1 that list offsets can address."""
 MAX_ROW_GROUP_CHARACTERS = 1 << 26
 """Of texts, after which it is closed as well: prompts of a megabyte with answers of one token fill no row group."""
+MAX_ROW_GROUP_EXPERT_IDS = 1 << 26
+"""And numbers of experts, which prompts have too."""
 
 
 class RowSize(NamedTuple):
@@ -38,26 +44,29 @@ class RowSize(NamedTuple):
     """Over all its supports."""
     characters: int
     """Of its texts."""
+    expert_ids: int
 
 
 class RowGroupFilling:
     """How full a row group is, and after it the next one, while a shard is made row by row."""
 
     def __init__(self) -> None:
-        self._tokens = self._ids = self._characters = 0
+        self._tokens = self._ids = self._characters = self._expert_ids = 0
 
     def is_closed_by(self, row: RowSize) -> bool:
         """Count the next row. True if it fills the row group: the one after it begins another."""
         self._tokens += row.tokens
         self._ids += row.ids
         self._characters += row.characters
+        self._expert_ids += row.expert_ids
         closed = (
             self._tokens >= ROW_GROUP_TOKENS
             or self._ids >= MAX_ROW_GROUP_IDS
             or self._characters >= MAX_ROW_GROUP_CHARACTERS
+            or self._expert_ids >= MAX_ROW_GROUP_EXPERT_IDS
         )
         if closed:
-            self._tokens = self._ids = self._characters = 0
+            self._tokens = self._ids = self._characters = self._expert_ids = 0
         return closed
 
 
@@ -66,16 +75,31 @@ def stored_sizes(table: pa.Table) -> list[RowSize]:
     masks = nested_ragged(table["sampling_mask"])
     ids = np.diff(masks.offsets[masks.row_offsets])
     texts = [pc.fill_null(pc.utf8_length(table[name]), 0).to_numpy() for name in ("text", "prompt", "metadata")]
+    if "weight_versions" in table.column_names:
+        texts.append(_characters_of_lists(table["weight_versions"]))
     characters = np.sum(texts, axis=0, dtype=np.int64)
-    columns = (table["response_length"].to_numpy(), ids, characters)
+    experts = np.zeros(len(table), np.int64)
+    if "routed_experts" in table.column_names:
+        experts = pc.list_value_length(table["routed_experts"]).to_numpy()
+    columns = (table["response_length"].to_numpy(), ids, characters, experts)
     return [RowSize(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+
+
+def _characters_of_lists(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
+    """int64 [N], of all texts of each row."""
+    texts, offsets = ragged(column)
+    totals = np.append(0, np.cumsum([len(text) for text in texts], dtype=np.int64))
+    characters: npt.NDArray[np.int64] = totals[offsets[1:]] - totals[offsets[:-1]]
+    return characters
 
 
 def split_row_groups(completions: Sequence[Completion]) -> Iterator[Sequence[Completion]]:
     """Consecutive runs of completions, each closed once it holds about ROW_GROUP_TOKENS generated tokens."""
     filling, start = RowGroupFilling(), 0
     for position, completion in enumerate(completions, 1):
-        size = RowSize(len(completion.token_ids), len(completion.mask_ids), text_length(completion))
+        size = RowSize(
+            len(completion.token_ids), len(completion.mask_ids), text_length(completion), expert_ids(completion)
+        )
         if filling.is_closed_by(size):
             yield completions[start:position]
             start = position
@@ -147,6 +171,23 @@ class _Columns:
         values = [none if c.support_logprobs is None else c.support_logprobs for c in self._rows]
         return self._masked_lists(np.concatenate(values), SUPPORT_LOGPROB_LIST)
 
+    def weight_versions(self) -> pa.Array:
+        versions = [told.versions for told in self._told()]
+        return _lists(_sizes(versions), list(chain.from_iterable(versions)), VERSION_LIST)
+
+    def weight_version_starts(self) -> pa.Array:
+        starts = [told.starts for told in self._told()]
+        return _lists(_sizes(starts), np.fromiter(chain.from_iterable(starts), np.int32), START_LIST)
+
+    def _told(self) -> Iterator[WeightVersions]:
+        for completion in self._rows:
+            assert completion.weight_versions is not None  # of a dataset that stores them
+            yield completion.weight_versions
+
+    def routed_experts(self) -> pa.Array:
+        flat = [c.routed_experts.reshape(-1) for c in self._rows if c.routed_experts is not None]
+        return _lists(_sizes(flat), np.concatenate(flat), EXPERT_LIST)
+
     def finish_reason(self) -> pa.Array:
         return self._strings(c.finish_reason for c in self._rows)
 
@@ -184,8 +225,12 @@ class _Columns:
         return self._strings(c.metadata for c in self._rows)
 
 
-def _lists(lengths: npt.NDArray[np.int32], values: npt.NDArray[Any], kind: pa.ListType) -> pa.Array:
-    return pa.ListArray.from_arrays(pa.array(_offsets(lengths)), pa.array(values), kind)
+def _lists(lengths: npt.NDArray[np.int32], values: Any, kind: pa.ListType) -> pa.Array:
+    return pa.ListArray.from_arrays(pa.array(_offsets(lengths)), pa.array(values, kind.value_type), kind)
+
+
+def _sizes(lists: Sequence[Sized]) -> npt.NDArray[np.int32]:
+    return np.fromiter(map(len, lists), np.int32, len(lists))
 
 
 def _offsets(lengths: npt.NDArray[Any]) -> npt.NDArray[np.int32]:

@@ -10,20 +10,27 @@ Checked on arrival, in numpy, without a loop over tokens (about 0.1 us a token).
     5  the logprob is finite, <= 0, and exactly 0 where the support is a singleton
     6  support_logprobs, when present: parallel to the ids, finite, <= 0, probabilities summing to 1, and the sampled
        id's entry equal to its logprob
+    7  weight_versions, when present: spans that start at 0 and rise below the number of tokens, each with a version
+    8  routed_experts, when present: of all tokens of prompt and response but the last one; no negative number, and
+       more than zeros at each
 
 5 is a free end-to-end check of the alignment of masks and logprobs: 15-45 % of tokens are singletons.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
-from rollgen.rollouts import FINISH_REASONS, Completion, text_length
+from rollgen.rollouts import FINISH_REASONS, Completion, expert_ids, text_length
 
 MAX_IDS = 1 << 27
 """Support ids of a row: 1,024 a token at 131,072 tokens."""
 MAX_CHARACTERS = 1 << 27
-"""Of a row's texts. Both keep its row group below what a reader accepts (`parquet.py`)."""
+"""Of a row's texts."""
+MAX_EXPERT_IDS = 1 << 27
+"""Numbers of experts of a row. All three keep its row group below what a reader accepts (`parquet.py`)."""
 SUM_TOLERANCE = 1e-4
 """Of the float32 probabilities of one support; the engines' own rounding is below 3e-7."""
 
@@ -35,6 +42,8 @@ def find_problem(completion: Completion, vocab_size: int) -> str | None:
         or _support_problem(completion, vocab_size)
         or _logprob_problem(completion)
         or _support_logprobs_problem(completion)
+        or _versions_problem(completion)
+        or _experts_problem(completion)
     )
 
 
@@ -115,6 +124,34 @@ def _support_logprobs_problem(completion: Completion) -> str | None:
     sampled = support[ids == np.repeat(completion.token_ids, np.diff(offsets))]
     if not np.array_equal(sampled, completion.logprobs):
         return "support_logprobs disagree with the sampled tokens' logprobs"
+    return None
+
+
+def _versions_problem(completion: Completion) -> str | None:
+    if completion.weight_versions is None:
+        return None
+    (versions, starts), tokens = completion.weight_versions, len(completion.token_ids)
+    if len(versions) != len(starts):
+        return f"{len(versions)} weight versions and {len(starts)} starts of them"
+    if not starts or starts[0] != 0 or any(one >= other for one, other in pairwise([*starts, tokens])):
+        return f"the weight versions do not start at 0 and rise below {tokens} tokens"
+    return None if all(versions) else "a weight version is empty"
+
+
+def _experts_problem(completion: Completion) -> str | None:
+    experts = completion.routed_experts
+    if experts is None:
+        return None
+    positions = len(completion.prompt_token_ids) + len(completion.token_ids) - 1
+    if experts.ndim != 3 or len(experts) != positions:
+        return f"routed experts are {list(experts.shape)}, not those of {positions} tokens in layers"
+    if expert_ids(completion) > MAX_EXPERT_IDS:
+        return f"{expert_ids(completion)} numbers of experts, more than the {MAX_EXPERT_IDS} of a row"
+    if experts.size and experts.min() < 0:
+        return "a number of an expert is negative"
+    recorded = experts.any(axis=(1, 2))
+    if experts.shape[2] > 1 and not recorded.all():
+        return f"position {int(recorded.argmin())}: expert 0 alone in all layers: none was recorded"
     return None
 
 

@@ -11,16 +11,23 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rollgen.config import canonical_json, digest
 from rollgen.errors import DatasetError, ResumeRefused, Unreadable
 from rollgen.format.files import read_regular, write_durably
 from rollgen.format.journal import list_shards
 from rollgen.format.jsonlines import Count, Count32, parse_object
-from rollgen.format.schema import FORMAT_NAME, FORMAT_VERSION, MANIFEST_FILE, has_generation
+from rollgen.format.schema import (
+    FORMAT_NAME,
+    FORMAT_VERSION,
+    GENERATION_VERSION,
+    MANIFEST_FILE,
+    MAX_EXPERTS,
+    has_generation,
+)
 
 PLANLESS: Final = "planless"
 """Key of `identity`, true where prompts come one by one, so that there is no plan and nothing is owed."""
@@ -94,6 +101,22 @@ class Retry(_Section):
     """Of the list's file; None in a dataset of an older writer."""
 
 
+class RoutedExperts(_Section):
+    """What numbers of experts mean in a dataset that stores them."""
+
+    layers: Annotated[int, Field(ge=1, lt=1 << 31)]
+    """Of the model, those without experts among them."""
+    top_k: Annotated[int, Field(ge=1, le=MAX_EXPERTS)]
+    """Experts that a token is sent to in a layer."""
+    experts: Annotated[int, Field(ge=1, le=MAX_EXPERTS)] | None
+    """Of a layer; None where the engine does not say."""
+
+    @property
+    def ids(self) -> int:
+        """Numbers of experts of a token."""
+        return self.layers * self.top_k
+
+
 class Manifest(_Section):
     """The parsed `rollgen.json`."""
 
@@ -119,10 +142,23 @@ class Manifest(_Section):
     attempts: list[Attempt]
     retries: list[Retry] = []
     """Oldest first."""
+    weight_versions: bool = False
+    """Whether shards say which weights sampled which tokens."""
+    routed_experts: RoutedExperts | None = None
+    """None: they are not stored."""
+
+    @property
+    def optional_columns(self) -> dict[str, bool]:
+        """Keyword arguments of `schema.shard_schema`: which of the optional columns shards have."""
+        return {
+            "support_logprobs": self.support_logprobs,
+            "weight_versions": self.weight_versions,
+            "routed_experts": self.routed_experts is not None,
+        }
 
     def with_retry(self, retry: Retry) -> Manifest:
         """This dataset with one more retry: its shards have the column `generation` from now on."""
-        version = self.format_version if has_generation(self.format_version) else FORMAT_VERSION
+        version = self.format_version if has_generation(self.format_version) else GENERATION_VERSION
         return self.model_copy(update={"format_version": version, "retries": [*self.retries, retry]})
 
 
@@ -159,10 +195,10 @@ def read_manifest(directory: Path) -> Manifest:
     return manifest
 
 
-def check_format_version(version: str, path: Path) -> None:
+def check_format_version(version: str, place: Path | str) -> None:
     """Refuse a MAJOR this code does not know. Raises DatasetError."""
     if version.split(".")[0] != FORMAT_VERSION.split(".")[0]:
-        raise DatasetError(f"{path}: format version {version} is not readable here (1.x is); upgrade rollgen")
+        raise DatasetError(f"{place}: format version {version} is not readable here (1.x is); upgrade rollgen")
 
 
 def create_manifest(directory: Path, manifest: Manifest) -> bool:

@@ -114,8 +114,8 @@ class CheckedParquet:
             if chunk.values > MAX_VALUES:
                 raise ValueError(f"{chunk.values} values; the limit is {MAX_VALUES}")
             decoded += max(content.bytes, chunk.values * _VALUE_BYTES)
-            if content.dictionary and self._is_text(name):
-                decoded += self._looked_up_bytes(index, name, chunk.values * content.dictionary, content.bytes)
+            if content.dictionary and (path := self._path_of_texts(name)):
+                decoded += self._looked_up_bytes(index, path, chunk.values * content.dictionary, content.bytes)
             if _DELTA_BYTE_ARRAY in chunk.encodings:  # each value may repeat all that came before it
                 decoded += chunk.values * content.bytes
         return decoded
@@ -123,18 +123,22 @@ class CheckedParquet:
     def _is_nested(self, name: str) -> bool:
         return bool(pa.types.is_nested(self.schema.field(name).type))
 
-    def _is_text(self, name: str) -> bool:
-        kind = self.schema.field(name).type
-        return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+    def _path_of_texts(self, name: str) -> str | None:
+        """The Parquet column that holds the texts of a column, in lists or not; None where it holds no texts."""
+        kind, path = self.schema.field(name).type, self.file.metadata.schema.column(self.leaves[name][0]).path
+        while pa.types.is_list(kind) or pa.types.is_large_list(kind):
+            kind = kind.value_type
+        return str(path) if pa.types.is_string(kind) or pa.types.is_large_string(kind) else None
 
-    def _looked_up_bytes(self, index: int, name: str, bound: int, stored: int) -> int:
+    def _looked_up_bytes(self, index: int, path: str, bound: int, stored: int) -> int:
         """Bytes of texts that are `stored` with a dictionary: the `bound` where that is harmless, else the truth."""
         if bound <= MAX_DECODED_BYTES or stored > MAX_DECODED_BYTES:
             return bound
         with ExitStack() as resources:
-            file = _open_parquet(self.path, read_dictionary=[name])
+            again = resources.enter_context(os.fdopen(os.dup(self.descriptor), "rb"))  # its name may be gone by now
+            file = _open_parquet(pa.PythonFile(again), read_dictionary=[path])
             resources.callback(file.close, force=True)
-            column = file.read_row_group(index, columns=[name], use_threads=False)[name]
+            (column,) = file.read_row_group(index, columns=[path], use_threads=False).columns
         return sum(_text_bytes(part) for part in column.chunks)
 
 
@@ -151,7 +155,10 @@ def _check_values(table: pa.Table) -> None:
         raise
 
 
-def _text_bytes(texts: pa.DictionaryArray) -> int:
+def _text_bytes(texts: pa.Array) -> int:
+    """Of texts that are looked up in a dictionary, or of lists of such."""
+    while not isinstance(texts, pa.DictionaryArray):
+        texts = texts.flatten()
     lengths = pc.binary_length(texts.dictionary).take(texts.indices)
     return int(pc.sum(pc.cast(lengths, pa.int64())).as_py() or 0)
 
@@ -169,7 +176,7 @@ def open_parquet(path: Path, check: Callable[[bytes], None] | None = None) -> Ch
         if check is not None:
             check(footer)
         groups = row_groups(footer)
-        file = _open_parquet(path)
+        file = _open_parquet(pa.OSFile(str(path)))  # a path would be looked up among all filesystems first
         on_error.callback(file.close, force=True)
         metadata, schema = file.metadata, file.schema_arrow
         if len(groups) != metadata.num_row_groups or sum(group.rows for group in groups) != metadata.num_rows:
@@ -208,9 +215,9 @@ def _is_of_machine(error: Exception) -> bool:
     return refused or isinstance(error, MemoryError) or _ZSTD_MEMORY in str(error)
 
 
-def _open_parquet(path: Path, **options: Any) -> pq.ParquetFile:
+def _open_parquet(file: pa.NativeFile, **options: Any) -> pq.ParquetFile:
     return pq.ParquetFile(
-        pa.OSFile(str(path)),  # a path would be looked up among all filesystems first
+        file,
         page_checksum_verification=True,
         thrift_string_size_limit=_FOOTER_STRING_LIMIT,
         thrift_container_size_limit=_FOOTER_CONTAINER_LIMIT,

@@ -31,7 +31,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rollgen.errors import DatasetError, MissingFile
-from rollgen.format.journal import JournalLine, committed_shards
+from rollgen.format.journal import JournalLine, committed_shards, file_sha256
 from rollgen.format.manifest import Manifest, check_format_version, read_manifest
 from rollgen.format.parquet import CheckedParquet, open_parquet, translated
 from rollgen.format.schema import (
@@ -39,6 +39,7 @@ from rollgen.format.schema import (
     FOOTER_CONFIG_DIGEST,
     FOOTER_FORMAT_VERSION,
     MANIFEST_FILE,
+    OPTIONAL_COLUMNS,
     shard_schema,
 )
 
@@ -46,6 +47,8 @@ _ADDED: Final = {"generation": pa.scalar(0, pa.int32())}
 """Columns that a MINOR added, and what a shard without them means."""
 _ALWAYS_STORED: Final = "prompt_index"
 _REMAKE: Final = "`rollgen generate --resume` sets the shard aside and makes its samples again"
+KEY_COLUMNS: Final = ("prompt_index", "sample_index", "prompt_id", "generation")
+"""What tells the samples of a dataset apart."""
 _MEND: Final = "`rollgen repair` mends the one of the two that is damaged"
 
 
@@ -53,7 +56,8 @@ _MEND: Final = "`rollgen repair` mends the one of the two that is damaged"
 class ShardReader:
     """An open shard. Close it, or use it as a context manager."""
 
-    path: Path
+    place: str
+    """In errors: the path, or the URL."""
     schema: pa.Schema
     """The v1 columns, with their v1 types: what `read_row_group` returns."""
     stored: frozenset[str]
@@ -99,9 +103,34 @@ class StoredShard:
     """None when the file is in place but its journal line is not (yet) written: a live run, or a crash between."""
     config_digest: str
 
+    @property
+    def name(self) -> str:
+        """Of the file, inside `data/`."""
+        return self.path.name
+
+    @property
+    def place(self) -> str:
+        """In errors."""
+        return str(self.path)
+
+    def part(self, columns: Sequence[str], row_group: int | None = None) -> StoredShard:
+        """The same shard for one who will read no more than these columns, of one row group or of all.
+
+        What lies elsewhere need not be fetched whole (`rollgen.remote.stored`); a file that is here is here.
+        """
+        return self
+
     def open(self) -> ShardReader:
         """Open and check the shard: `open_shard`."""
         return open_shard(self.path, line=self.line, config_digest=self.config_digest)
+
+    def sha256(self) -> str:
+        """Of the whole file, as the journal has it, or else as it is."""
+        return self.line.sha256 if self.line else file_sha256(self.path)
+
+    def drop_copy(self) -> bool:
+        """Forget a copy in which there was damage; False where there is nothing else to read."""
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,25 +164,29 @@ def open_dataset(directory: Path) -> StoredDataset:
     return StoredDataset(directory, manifest, shards)
 
 
-def open_shard(path: Path, *, line: JournalLine | None = None, config_digest: str | None = None) -> ShardReader:
+def open_shard(
+    path: Path, *, line: JournalLine | None = None, config_digest: str | None = None, place: str | None = None
+) -> ShardReader:
     """Open a shard and check all but its pages.
 
     With `line`, size, footer hash and row count are compared with it; with `config_digest`, the shard must be of that
-    dataset. Raises DatasetError for a truncated, damaged or foreign file, MissingFile and Unreadable.
+    dataset. Errors name `place`, the path unless it is given. Raises DatasetError for a truncated, damaged or foreign
+    file, MissingFile and Unreadable.
     """
-    with _translated(str(path)), ExitStack() as on_error:
+    place = place or str(path)
+    with _translated(place), ExitStack() as on_error:
         if line is None:
             parquet = open_parquet(path)
         else:
-            _check_size(path, line)
-            parquet = open_parquet(path, partial(_check_footer_hash, path, line))
+            check_size(path.stat().st_size, place, line)
+            parquet = open_parquet(path, partial(check_footer_hash, place, line))
         on_error.callback(parquet.close)
-        schema = _check_footer(path, parquet, config_digest)
+        schema = _check_footer(place, parquet, config_digest)
         rows = sum(parquet.row_counts)
         if line is not None and rows != line.rows:
-            raise DatasetError(f"{path}: {rows} rows, the journal says {line.rows}; {_MEND}")
+            raise DatasetError(f"{place}: {rows} rows, the journal says {line.rows}; {_MEND}")
         on_error.pop_all()
-    return ShardReader(path, schema, frozenset(parquet.schema.names), parquet)
+    return ShardReader(place, schema, frozenset(parquet.schema.names), parquet)
 
 
 def read_row_group(
@@ -170,8 +203,8 @@ def read_row_group(
     try:
         schema = pa.schema([shard.schema.field(name) for name in names])
     except KeyError as error:
-        raise DatasetError(f"{shard.path}: {error.args[0]}, though the manifest says so: edited or damaged") from None
-    with _translated(f"{shard.path}: row group {index}"):
+        raise DatasetError(f"{shard.place}: {error.args[0]}, though the manifest says so: edited or damaged") from None
+    with _translated(f"{shard.place}: row group {index}"):
         table = shard.parquet.read(index, stored, use_threads=use_threads)
         return _normalised(_filled(table, schema), schema)
 
@@ -182,7 +215,7 @@ def check_row_groups(shard: ShardReader) -> None:
     Raises DatasetError naming file and row group.
     """
     for index in range(len(shard.row_group_rows)):
-        with _translated(f"{shard.path}: row group {index}"):
+        with _translated(f"{shard.place}: row group {index}"):
             shard.parquet.check(index, shard.parquet.schema.names)
 
 
@@ -203,7 +236,7 @@ def count_mask_ids(table: pa.Table) -> int:
 
 def stored_keys(shard: ShardReader) -> StoredKeys:
     """The keys of all rows: what a resumed run need not make again."""
-    table = read_columns(shard, ["prompt_index", "sample_index", "prompt_id", "generation"])
+    table = read_columns(shard, KEY_COLUMNS)
     return StoredKeys(
         prompt_index=table["prompt_index"].to_numpy(),
         sample_index=table["sample_index"].to_numpy(),
@@ -224,32 +257,33 @@ def _translated(place: str) -> AbstractContextManager[None]:
     return translated(place, "damaged or not a shard", _REMAKE)
 
 
-def _check_size(path: Path, line: JournalLine) -> None:
-    size = path.stat().st_size
+def check_size(size: int, place: str, line: JournalLine) -> None:
+    """Raise DatasetError when a shard has not the committed size."""
     if size != line.bytes:
-        raise DatasetError(f"{path}: {size} bytes, the journal says {line.bytes}: truncated or overwritten; {_REMAKE}")
+        raise DatasetError(f"{place}: {size} bytes, the journal says {line.bytes}: truncated or overwritten; {_REMAKE}")
 
 
-def _check_footer_hash(path: Path, line: JournalLine, footer: bytes) -> None:
+def check_footer_hash(place: str, line: JournalLine, footer: bytes) -> None:
+    """Raise DatasetError when a footer (`read_footer`) is not the committed one."""
     if hashlib.sha256(footer).hexdigest() != line.footer_sha256:
-        raise DatasetError(f"{path}: the footer is not the one that was committed; {_REMAKE}")
+        raise DatasetError(f"{place}: the footer is not the one that was committed; {_REMAKE}")
 
 
-def _check_footer(path: Path, parquet: CheckedParquet, config_digest: str | None) -> pa.Schema:
+def _check_footer(place: str, parquet: CheckedParquet, config_digest: str | None) -> pa.Schema:
     """Check the key/value metadata and the stored schema. Returns the v1 schema of the columns the shard has."""
     metadata = parquet.file.metadata.metadata or {}
     if FOOTER_FORMAT_VERSION not in metadata:
-        raise DatasetError(f"{path}: not a rollgen shard: its footer has no {FOOTER_FORMAT_VERSION.decode()}")
-    check_format_version(metadata[FOOTER_FORMAT_VERSION].decode(), path)
+        raise DatasetError(f"{place}: not a rollgen shard: its footer has no {FOOTER_FORMAT_VERSION.decode()}")
+    check_format_version(metadata[FOOTER_FORMAT_VERSION].decode(), place)
     stored_digest = metadata.get(FOOTER_CONFIG_DIGEST, b"").decode()
     if config_digest is not None and stored_digest != config_digest:
-        raise DatasetError(f"{path}: belongs to another dataset (config digest {stored_digest[:12] or 'absent'})")
-    return _check_schema(path, parquet.schema)
+        raise DatasetError(f"{place}: belongs to another dataset (config digest {stored_digest[:12] or 'absent'})")
+    return _check_schema(place, parquet.schema)
 
 
-def _check_schema(path: Path, stored: pa.Schema) -> pa.Schema:
+def _check_schema(place: str, stored: pa.Schema) -> pa.Schema:
     """Accept other list flavours, nullability and further columns (a later MINOR); refuse any other difference."""
-    schema = shard_schema(support_logprobs="support_logprobs" in stored.names)
+    schema = shard_schema(**{name: name in stored.names for name in OPTIONAL_COLUMNS})
     if stored.equals(schema):
         return schema
     for field in schema:
@@ -257,10 +291,10 @@ def _check_schema(path: Path, stored: pa.Schema) -> pa.Schema:
             continue
         position = stored.get_field_index(field.name)  # -1 also when the name occurs twice
         if position < 0:
-            raise DatasetError(f"{path}: column {field.name} is missing, or there twice; not a rollgen shard")
+            raise DatasetError(f"{place}: column {field.name} is missing, or there twice; not a rollgen shard")
         if not _same_shape(stored.field(position).type, field.type):
             found = stored.field(position).type
-            raise DatasetError(f"{path}: column {field.name} is {found}, not {field.type}; not a rollgen shard")
+            raise DatasetError(f"{place}: column {field.name} is {found}, not {field.type}; not a rollgen shard")
     return schema
 
 

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 _FIX: Final = "put the file back from a copy: the shards are untouched"
 _NUMBERS: Final = ("prompt_index", "sample_index", "generation", "max_tokens", "prompt_length")
+OUTCOME_COLUMNS: Final = (*_NUMBERS, "finish_reason")
+"""What `read_outcomes` reads."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,7 +134,7 @@ def read_outcomes(shards: Iterable[StoredShard]) -> Outcomes:
     parts = [_outcomes(shard_schema(support_logprobs=False).empty_table())]
     for stored in shards:
         with stored.open() as shard:
-            parts.append(_outcomes(read_columns(shard, [*_NUMBERS, "finish_reason"])))
+            parts.append(_outcomes(read_columns(shard, OUTCOME_COLUMNS)))
     return Outcomes(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Final, Generic, Protocol, TypeVar
 
 from rollgen.format.reader import ShardReader, StoredShard
@@ -56,16 +55,22 @@ class OpenShards:
 
     def __init__(self, limit: int = 8) -> None:
         self._limit = limit
-        self._open: OrderedDict[Path, ShardReader] = OrderedDict()
+        self._open: OrderedDict[StoredShard, ShardReader] = OrderedDict()
 
     def __getitem__(self, stored: StoredShard) -> ShardReader:
-        shard = self._open.get(stored.path)
+        shard = self._open.get(stored)
         if shard is None:
-            shard = self._open[stored.path] = stored.open()
-        self._open.move_to_end(stored.path)
+            shard = self._open[stored] = stored.open()
+        self._open.move_to_end(stored)
         if len(self._open) > self._limit:
             self._open.popitem(last=False)[1].close()
         return shard
+
+    def drop_copy(self, stored: StoredShard) -> bool:
+        """Close this one, and forget a copy in which there was damage: `StoredShard.drop_copy`."""
+        if stored in self._open:
+            self._open.pop(stored).close()
+        return stored.drop_copy()
 
     def close(self) -> None:
         """Close them all."""

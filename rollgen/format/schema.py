@@ -3,8 +3,9 @@
 The schema is explicit and never inferred. Measured on 39k really sampled tokens (vocabulary 49k) and 250k synthetic
 ones (vocabulary 152k), BYTE_STREAM_SPLIT + zstd takes 1.48 bytes a mask id on the first and 12.95 bytes a token on the
 second. PLAIN is 2 % smaller on the first and 6 % larger on the second; dictionary and delta encodings are 20-40 %
-larger on both. Data page v1, because v2 leaves the levels uncompressed. Page checksums are written here and verified in
-`reader.py`: both default to off in pyarrow.
+larger on both. Numbers of experts take 0.88 bytes each of 128 experts and 1.18 of 512, as entropy has it; PLAIN takes
+1.12 and 1.48, raw bytes in a binary column 0.88 and 1.31. Data page v1, because v2 leaves the levels uncompressed. Page
+checksums are written here and verified in `reader.py`: both default to off in pyarrow.
 """
 
 from __future__ import annotations
@@ -15,8 +16,12 @@ from typing import Any, Final
 import pyarrow as pa
 
 FORMAT_NAME: Final = "rollgen"
-FORMAT_VERSION: Final = "1.1"
-"""MAJOR.MINOR. A reader accepts its own MAJOR; MINOR adds columns, keys and files only: 1.1 added generations."""
+FORMAT_VERSION: Final = "1.2"
+"""MAJOR.MINOR. A reader accepts its own MAJOR; MINOR adds columns, keys and files only: 1.1 added generations, 1.2 what
+engines tell of their weights and experts."""
+
+GENERATION_VERSION: Final = "1.1"
+"""The MINOR that added the column `generation`."""
 
 MANIFEST_FILE: Final = "rollgen.json"
 PLAN_FILE: Final = "plan.parquet"
@@ -52,6 +57,11 @@ def has_generation(format_version: str) -> bool:
     return format_version != "1.0"
 
 
+def has_extras(format_version: str) -> bool:
+    """Whether shards of this MINOR may have the columns of weights and experts."""
+    return format_version not in ("1.0", "1.1")
+
+
 def _list_of(value: pa.DataType, *, nullable_element: bool = False) -> pa.ListType:
     return pa.list_(pa.field("element", value, nullable=nullable_element))
 
@@ -60,15 +70,36 @@ TOKEN_LIST: Final = _list_of(pa.int32())
 LOGPROB_LIST: Final = _list_of(pa.float32())
 MASK_LIST: Final = _list_of(_list_of(pa.int32()), nullable_element=True)
 SUPPORT_LOGPROB_LIST: Final = _list_of(_list_of(pa.float32()), nullable_element=True)
+VERSION_LIST: Final = _list_of(pa.string())
+START_LIST: Final = _list_of(pa.int32())
+EXPERT_LIST: Final = _list_of(pa.int16())
+MAX_EXPERTS: Final = 1 << 15
+"""Of a layer: their numbers are int16."""
+OPTIONAL_COLUMNS: Final = ("support_logprobs", "weight_versions", "routed_experts")
+"""Those that all shards of a dataset have, or none; `weight_version_starts` comes with the second."""
 
 _STATISTICS: Final = ("prompt_id", "sample_index", "generation", "prompt_index", "prompt_length", "response_length")
-_MASK_LEAF: Final = "sampling_mask.list.element.list.element"
-_SUPPORT_LOGPROB_LEAF: Final = "support_logprobs.list.element.list.element"
+_SPLIT_LEAVES: Final = {
+    "sampling_mask": "sampling_mask.list.element.list.element",
+    "support_logprobs": "support_logprobs.list.element.list.element",
+    "routed_experts": "routed_experts.list.element",
+}
+"""What is stored as BYTE_STREAM_SPLIT, by column."""
 
 
 @cache
-def shard_schema(*, support_logprobs: bool, generation: bool = True) -> pa.Schema:
-    """The columns of a shard, in order. `support_logprobs` is an optional one; shards of 1.0 have no `generation`."""
+def shard_schema(
+    *,
+    support_logprobs: bool,
+    weight_versions: bool = False,
+    routed_experts: bool = False,
+    generation: bool = True,
+) -> pa.Schema:
+    """The columns of a shard, in order. The first three are optional ones; shards of 1.0 have no `generation`."""
+    versions = [
+        pa.field("weight_versions", VERSION_LIST, nullable=False),
+        pa.field("weight_version_starts", START_LIST, nullable=False),
+    ]
     fields = [
         pa.field("prompt_id", pa.string(), nullable=False),
         pa.field("sample_index", pa.int32(), nullable=False),
@@ -81,6 +112,8 @@ def shard_schema(*, support_logprobs: bool, generation: bool = True) -> pa.Schem
         pa.field("logprobs", LOGPROB_LIST, nullable=False),
         pa.field("sampling_mask", MASK_LIST, nullable=False),
         *([pa.field("support_logprobs", SUPPORT_LOGPROB_LIST, nullable=False)] if support_logprobs else []),
+        *(versions if weight_versions else []),
+        *([pa.field("routed_experts", EXPERT_LIST, nullable=False)] if routed_experts else []),
         pa.field("finish_reason", pa.string(), nullable=False),
         pa.field("stop_reason", pa.string()),
         pa.field("temperature", pa.float32(), nullable=False),
@@ -130,11 +163,7 @@ RETRY_SCHEMA: Final = pa.schema(
 
 def parquet_options(schema: pa.Schema) -> dict[str, Any]:
     """Keyword arguments of `pq.ParquetWriter` for a shard of this schema."""
-    byte_stream_split = {
-        leaf: "BYTE_STREAM_SPLIT"
-        for column, leaf in (("sampling_mask", _MASK_LEAF), ("support_logprobs", _SUPPORT_LOGPROB_LEAF))
-        if column in schema.names
-    }
+    byte_stream_split = {leaf: "BYTE_STREAM_SPLIT" for column, leaf in _SPLIT_LEAVES.items() if column in schema.names}
     return {
         "compression": "zstd",
         "compression_level": ZSTD_LEVEL,

@@ -17,14 +17,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Self
+from typing import Protocol, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rollgen.errors import DatasetError
 from rollgen.format.columns import build_table, split_row_groups
-from rollgen.format.commit import WriterSlot
 from rollgen.format.files import new_file
 from rollgen.format.journal import JournalLine
 from rollgen.format.manifest import Manifest
@@ -59,7 +58,7 @@ def footer_metadata(manifest: Manifest) -> dict[bytes, bytes]:
 
 def manifest_schema(manifest: Manifest) -> pa.Schema:
     """The columns of this dataset's shards. All have the same ones: a dataset begun as 1.0 stays so until a retry."""
-    return shard_schema(support_logprobs=manifest.support_logprobs, generation=has_generation(manifest.format_version))
+    return shard_schema(**manifest.optional_columns, generation=has_generation(manifest.format_version))
 
 
 def build_row_groups(completions: Sequence[Completion], schema: pa.Schema) -> list[pa.Table]:
@@ -78,6 +77,21 @@ def write_parquet(path: Path, row_groups: Iterable[pa.Table], schema: pa.Schema)
             writer.write_table(table, row_group_size=table.num_rows)
 
 
+class ShardPlace(Protocol):
+    """Where a writer puts its shards: `commit.WriterSlot`, or the place of one task of it."""
+
+    def temporary(self) -> Path:
+        """Where the next shard is built."""
+        ...
+
+    def publish(self, temporary: Path, *, rows: int, tokens: int, mask_ids: int) -> JournalLine:
+        """Give a closed and verified file its final name."""
+        ...
+
+    def append(self, line: JournalLine) -> None:
+        """Commit it: on disk on return."""
+
+
 class ShardWriter:
     """Buffers completions of one writer and commits them as shards. Use as a context manager.
 
@@ -90,7 +104,7 @@ class ShardWriter:
 
     def __init__(
         self,
-        slot: WriterSlot,
+        slot: ShardPlace,
         manifest: Manifest,
         *,
         commit_interval: float,

@@ -134,8 +134,14 @@ def write_card(directory: Path, *, url: str | None = None) -> None:
         os.replace(temporary, card)
 
 
-def refresh_card(directory: Path) -> None:
-    """`write_card`, by the last of several writers to leave, which one at a time can tell. Nothing without shards."""
+def refresh_card(directory: Path, *, url: str | None = None) -> None:
+    """`write_card`, by the last of several writers to leave, which one at a time can tell. Nothing without shards.
+
+    In object storage by each of them: what it says of the whole takes no look at the shards.
+    """
+    if url is not None:
+        write_card(directory, url=url)
+        return
     with start_section(directory):
         if not live_writers(directory) and list_shards(directory):
             write_card(directory)

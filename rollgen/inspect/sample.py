@@ -14,12 +14,13 @@ from rollgen.format.schema import PLAN_FILE
 from rollgen.inspect.decoding import Cell, Decoder, load_decoder
 from rollgen.inspect.find import find_sample
 from rollgen.prompts.plan import Plan
-from rollgen.rollouts import Completion, Sampling
+from rollgen.rollouts import Completion, Sampling, WeightVersions
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import numpy.typing as npt
+    import pyarrow as pa
 
     from rollgen.inspect.find import Location
 
@@ -27,6 +28,14 @@ _SCALARS: Final = (
     "prompt_id sample_index generation prompt_index finish_reason stop_reason seed replayable text prompt metadata"
 ).split()
 _SAMPLING: Final = ("temperature", "top_p", "top_k", "min_p", "max_tokens")
+
+
+class WeightSpan(NamedTuple):
+    """Tokens start to end - 1 were sampled by weights that the engine called `version`."""
+
+    version: str
+    start: int
+    end: int
 
 
 class SupportId(NamedTuple):
@@ -80,6 +89,15 @@ class Sample:
         return [int(size) or None for size in np.diff(self.completion.mask_offsets)]
 
     @property
+    def weights(self) -> list[WeightSpan] | None:
+        """Which weights sampled which tokens; None when the dataset does not store that."""
+        told = self.completion.weight_versions
+        if told is None:
+            return None
+        ends = (*told.starts[1:], len(self.completion.token_ids))
+        return [WeightSpan(*span) for span in zip(told.versions, told.starts, ends, strict=True)]
+
+    @property
     def mean_support(self) -> float | None:
         """Ids, over the truncated tokens; None when there are none."""
         sizes = [size for size in self.support_sizes if size is not None]
@@ -124,6 +142,7 @@ class Sample:
             "mean_logprob": float(completion.logprobs.mean(dtype=np.float64)),
             "min_probability": float(self.probabilities.min()),
             "mean_support": self.mean_support,
+            "weight_versions": None if self.weights is None else [span._asdict() for span in self.weights],
             "prompt_token_ids": completion.prompt_token_ids.tolist(),
             "prompt_text": self.prompt_text,
             "tokens": self._tokens(),
@@ -188,7 +207,8 @@ def _planned(path: Path, completion: Completion) -> int | None:
 
 def _read_completion(location: Location) -> Completion:
     with location.shard.open() as reader:
-        row = read_row_group(reader, location.row_group).slice(location.row, 1)
+        shown = [name for name in reader.schema.names if name != "routed_experts"]  # hundreds of numbers a token
+        row = read_row_group(reader, location.row_group, shown).slice(location.row, 1)
     values: dict[str, Any] = {name: row[name][0].as_py() for name in (*_SCALARS, *_SAMPLING)}
     mask = nested_ragged(row["sampling_mask"])
     stored = "support_logprobs" in row.column_names
@@ -201,6 +221,7 @@ def _read_completion(location: Location) -> Completion:
         mask_ids=mask.values,
         mask_offsets=mask.offsets,
         support_logprobs=nested_ragged(row["support_logprobs"]).values if stored else None,
+        weight_versions=_versions(row) if "weight_versions" in row.column_names else None,
     )
     if problem := _problem(completion):
         place = f"{location.shard.path}: row group {location.row_group}, row {location.row}"
@@ -208,9 +229,14 @@ def _read_completion(location: Location) -> Completion:
     return completion
 
 
+def _versions(row: pa.Table) -> WeightVersions:
+    return WeightVersions(*(tuple(row[name][0].as_py()) for name in ("weight_versions", "weight_version_starts")))
+
+
 def _problem(completion: Completion) -> str | None:
     """Why nothing can be shown of a row; None for one that can be, right or wrong."""
     tokens, stored, sampling = len(completion.token_ids), completion.support_logprobs, completion.sampling
+    weights = completion.weight_versions
     if not tokens:
         return "has no tokens"
     if not tokens == len(completion.logprobs) == len(completion.mask_offsets) - 1:
@@ -220,6 +246,8 @@ def _problem(completion: Completion) -> str | None:
     logprobs = completion.logprobs if stored is None else np.append(completion.logprobs, stored)
     if not ((logprobs <= 0) & (logprobs > -np.inf)).all():  # NaN fails both
         return "a logprob is not a finite number <= 0"
+    if weights is not None and not len(weights.versions) == len(weights.starts) > 0:
+        return "weight versions and their starts do not fit each other"
     if not np.isfinite([sampling.temperature, sampling.top_p, sampling.min_p]).all():
         return "a sampling parameter is not a finite number"
     return None

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from rollgen.inspect.sample import Sample, SupportId
+    from rollgen.inspect.sample import Sample, SupportId, WeightSpan
     from rollgen.inspect.terminal import Row
 
 BANDS: Final = (
@@ -36,6 +36,8 @@ BANDS: Final = (
 so that a dark one and a light one can show them; likely tokens, most of any text, look like text."""
 SUPPORT_ROWS: Final = 40
 """Ids of a support that are shown."""
+WEIGHT_SPANS: Final = 4
+"""Changes of weights that are shown."""
 _PROMPT_TAIL: Final = 800
 _TOKEN: Final = 512
 """Characters of a token that are looked at: it is cut to the width of the terminal."""
@@ -148,9 +150,22 @@ def _header(sample: Sample) -> Iterator[Row]:
             "not truncated" if support is None else f"mean support {number(round(support, 1))} ids",
         ),
     )
+    if sample.weights is not None:
+        yield "Weights", line(*_weights(sample.weights))
     if not completion.replayable:
         yield "Note", Text("cannot be replayed: penalties or biases changed relative logits", style="yellow")
     yield "Stored in", line(sample.file, f"row group {sample.row_group}", f"row {sample.row}")
+
+
+def _weights(spans: Sequence[WeightSpan]) -> Iterator[str]:
+    """What sampled which tokens, the first spans of many."""
+    if len(spans) == 1:
+        yield f"{shorten(spans[0].version, _NAME)} for all tokens"
+        return
+    for span in spans[:WEIGHT_SPANS]:
+        yield f"{shorten(span.version, _NAME)} for tokens {span.start}-{span.end - 1}"
+    if (hidden := len(spans) - WEIGHT_SPANS) > 0:
+        yield f"{hidden:,} more; --json has all"
 
 
 def _print_texts(sample: Sample, console: Console) -> None:

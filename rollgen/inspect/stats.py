@@ -182,20 +182,8 @@ class DatasetStats:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The configuration worth showing: the usual sampling parameters and every key that is not at its default.
-
-        With retries also their max_tokens, which the configuration of the first attempt does not have.
-        """
-        identity, attempts = self.manifest.identity, self.manifest.attempts
-        retries = [retry.max_tokens for retry in self.manifest.retries]
-        configured = {
-            name: identity[name]
-            for name, field in RunConfig.model_fields.items()
-            if name in identity and name not in SHOWN_ELSEWHERE
-            if name in SAMPLING_SETTINGS or canonical_json(identity[name]) != canonical_json(field.default)
-        }
-        samples = {"n": attempts[-1].n} if attempts else {}
-        return samples | configured | ({"max_tokens of retries": retries} if retries else {})
+        """`settings_of` its manifest."""
+        return settings_of(self.manifest)
 
     @property
     def column_bytes_per_token(self) -> dict[str, float]:
@@ -216,6 +204,23 @@ class DatasetStats:
             "column_bytes_per_token": self.column_bytes_per_token,
             "examples": [asdict(example) for example in self.examples],
         }
+
+
+def settings_of(manifest: Manifest) -> dict[str, Any]:
+    """The configuration worth showing: the usual sampling parameters and every key that is not at its default.
+
+    With retries also their max_tokens, which the configuration of the first attempt does not have.
+    """
+    identity, attempts = manifest.identity, manifest.attempts
+    retries = [retry.max_tokens for retry in manifest.retries]
+    configured = {
+        name: identity[name]
+        for name, field in RunConfig.model_fields.items()
+        if name in identity and name not in SHOWN_ELSEWHERE
+        if name in SAMPLING_SETTINGS or canonical_json(identity[name]) != canonical_json(field.default)
+    }
+    samples = {"n": attempts[-1].n} if attempts else {}
+    return samples | configured | ({"max_tokens of retries": retries} if retries else {})
 
 
 def dataset_stats(directory: Path) -> DatasetStats:
@@ -278,7 +283,7 @@ def _scan(shards: Sequence[StoredShard], manifest: Manifest) -> pl.LazyFrame:
 
     Shards of format 1.0 have no generation, which means 0. While there are no retries the column is not read at all.
     """
-    empty = cast("pl.DataFrame", pl.from_arrow(shard_schema(support_logprobs=manifest.support_logprobs).empty_table()))
+    empty = cast("pl.DataFrame", pl.from_arrow(shard_schema(**manifest.optional_columns).empty_table()))
     rows = empty.lazy()
     if shards:
         rows = pl.scan_parquet(

@@ -98,7 +98,9 @@ def _run(stats: DatasetStats) -> Iterator[Row]:
             line(f"{engine.name} {engine.version}", engine.device, f"truncates by {engine.processors}"),
         )
     stored = "with" if manifest.support_logprobs else "without"
-    yield "Capture", line(manifest.capture, f"{stored} support logprobs", f"format {manifest.format_version}")
+    told = {"weight versions": manifest.weight_versions, "routed experts": manifest.routed_experts is not None}
+    extras = [name for name, is_stored in told.items() if is_stored]
+    yield "Capture", line(manifest.capture, f"{stored} support logprobs", *extras, f"format {manifest.format_version}")
     yield "Settings", line(*(f"{name} {_setting(value)}" for name, value in stats.settings.items()))
 
 

@@ -23,12 +23,12 @@ from torch import Tensor
 
 from rollgen.errors import UsageError
 from rollgen.format.ragged import Ragged
-from rollgen.loader.samples import Samples, offsets_of
+from rollgen.loader.samples import VERSIONS, Experts, Samples, offsets_of
 from rollgen.loader.schedule import Cursor
 from rollgen.ops import Support, support_logprobs, support_logprobs_from_hidden
 
 if TYPE_CHECKING:
-    from rollgen.rollouts import Int64Array
+    from rollgen.rollouts import Int64Array, WeightVersions
 
 Layout = Literal["padded", "packed"]
 
@@ -80,6 +80,11 @@ class Rollout:
     """float32 [nnz], log pi_old of every id of the support; None when the dataset does not store them."""
     generation: int = 0
     """0, or which retry of this sample it is: made again, with a larger max_tokens."""
+    weight_versions: WeightVersions | None = None
+    """Which weights sampled which tokens; None when the dataset does not store them."""
+    routed_experts: Tensor | None = None
+    """int16 [P + T - 1, layers, top_k], where each token of prompt and response but the last one was sent; None unless
+    asked for."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -130,6 +135,11 @@ class RolloutBatch:
     """JSON object texts: what a reward function needs."""
     stored_support_logprobs: Tensor | None = None
     """float32 [nnz], parallel to `support.ids`; None when the dataset does not store them."""
+    weight_versions: list[WeightVersions] | None = None
+    """[B]; None when the dataset does not store them."""
+    routed_experts: Tensor | None = None
+    """int16 [R, L, layers, top_k], the experts that took each token of `input_ids`; 0 on padding and at the last token
+    of each rollout, which never went through the model that sampled. None unless asked for."""
     cursor: Cursor | None = None
     """Of a stream: for `state_dict`."""
     lost: int = 0
@@ -221,6 +231,8 @@ def collate(rollouts: Sequence[Rollout], *, layout: Layout = "padded", pad_id: i
         raise UsageError(f"only rollouts of one vocabulary can be joined, these have {sorted(sizes) or 'none'}")
     stored = [rollout.stored_support_logprobs for rollout in rollouts if rollout.stored_support_logprobs is not None]
     supports = [rollout.support for rollout in rollouts]
+    versions = [rollout.weight_versions for rollout in rollouts if rollout.weight_versions is not None]
+    scalars = BATCH_SCALARS if len(versions) < len(rollouts) else (*BATCH_SCALARS, VERSIONS)
     samples = Samples(
         prompt_ids=_joined([rollout.prompt_ids for rollout in rollouts]),
         token_ids=_joined([rollout.token_ids for rollout in rollouts]),
@@ -229,8 +241,9 @@ def collate(rollouts: Sequence[Rollout], *, layout: Layout = "padded", pad_id: i
         mask_lengths=_joined([support.lengths for support in supports]).values.astype(np.int32),
         mask_offsets=_joined([support.ids for support in supports]).offsets,
         support_logprobs=_joined(stored).values if len(stored) == len(rollouts) else None,
-        scalars={name: _scalars([getattr(rollout, name) for rollout in rollouts]) for name in BATCH_SCALARS},
+        scalars={name: _scalars([getattr(rollout, name) for rollout in rollouts]) for name in scalars},
         vocab_size=sizes.pop(),
+        experts=_joined_experts(rollouts),
     )
     return assemble(samples, layout=layout, pad_id=pad_id)
 
@@ -272,6 +285,7 @@ def assemble(
     response_mask = np.zeros(size, np.bool_)
     response_mask[response_places] = True
     dataset = np.zeros(len(samples)) if dataset_index is None else dataset_index
+    versions = samples.scalars.get(VERSIONS)
     return RolloutBatch(
         prompt_id=samples.scalars["prompt_id"].tolist(),
         sample_index=_int64(samples.scalars["sample_index"]),
@@ -300,9 +314,30 @@ def assemble(
         text=samples.scalars["text"].tolist(),
         metadata=samples.scalars["metadata"].tolist(),
         stored_support_logprobs=_optional(samples.support_logprobs),
+        weight_versions=None if versions is None else versions.tolist(),
+        routed_experts=None if samples.experts is None else _placed_experts(samples.experts, starts, shape),
         cursor=cursor,
         lost=lost,
     )
+
+
+def _placed_experts(experts: Experts, starts: Int64Array, shape: tuple[int, int]) -> Tensor:
+    """int16 [R, L, layers, top_k], those of each row from its place in `starts` on."""
+    (numbers, offsets), layers, top_k = experts
+    placed = np.zeros((shape[0] * shape[1], layers, top_k), np.int16)
+    placed[_places(offsets // (layers * top_k), starts)] = numbers.reshape(-1, layers, top_k)
+    return torch.from_numpy(placed).view(*shape, layers, top_k)
+
+
+def _joined_experts(rollouts: Sequence[Rollout]) -> Experts | None:
+    """None unless all have them. Raises UsageError for those of different models."""
+    parts = [rollout.routed_experts for rollout in rollouts if rollout.routed_experts is not None]
+    if len(parts) < len(rollouts):
+        return None
+    shapes = {tuple(part.shape[1:]) for part in parts}
+    if len(shapes) != 1:
+        raise UsageError(f"only rollouts of as many layers and experts can be joined, these have {sorted(shapes)}")
+    return Experts(_joined([part.flatten() for part in parts]), *shapes.pop())
 
 
 def _numbered(*keys: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -323,7 +358,7 @@ def _joined(parts: Sequence[Tensor]) -> Ragged:
 
 def _scalars(values: Sequence[Any]) -> npt.NDArray[Any]:
     """Numbers as numbers; texts as objects, None among them or not."""
-    return np.array(values, None if isinstance(values[0], int | float) else np.object_)
+    return np.array(values) if isinstance(values[0], int | float) else np.fromiter(values, np.object_, len(values))
 
 
 def _int64(values: npt.NDArray[Any]) -> Tensor:

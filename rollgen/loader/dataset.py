@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from operator import index as as_index
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -25,10 +25,11 @@ from torch.utils.data import Dataset
 from rollgen.format.ragged import Ragged
 from rollgen.format.row_groups import RowGroupCache
 from rollgen.loader.batch import Rollout
-from rollgen.loader.index import open_index
-from rollgen.loader.row_groups import load_row_group
-from rollgen.loader.samples import Samples, offsets_of
+from rollgen.loader.index import open_index, place_of
+from rollgen.loader.row_groups import columns_of, load_row_group, or_again
+from rollgen.loader.samples import Experts, Samples, offsets_of
 from rollgen.ops import Support
+from rollgen.remote.cache import MAX_BYTES, open_cache
 
 _SCALARS: Final = (
     "prompt_id",
@@ -52,23 +53,39 @@ _SCALARS: Final = (
 
 
 class RolloutDataset(Dataset[Rollout]):
-    """All committed samples of a dataset directory, by shard name and row.
+    """All committed samples of a dataset, by shard name and row. `path` is a directory, or a URL of object storage.
 
     Of a sample that was made again, with a larger max_tokens, only the latest row is one of them, unless
     `all_generations`: then every row that is stored is.
 
-    Raises DatasetError when the directory is not a complete, undamaged dataset, and UsageError when it holds samples
-    that cannot be replayed (penalties, biases: relative logits were changed inside the support), unless
-    `allow_unreplayable`.
+    With `routed_experts` each Rollout has those of its tokens, which are a lot to read: some hundred numbers a token.
+
+    Row groups that are fetched from object storage are kept on the disk of this machine, in the directory `disk_cache`
+    (default `~/.cache/rollgen/parts`), at most `disk_cache_bytes` (default 32 GiB).
+
+    Raises DatasetError when there is no complete, undamaged dataset, and UsageError when it holds samples that cannot
+    be replayed (penalties, biases: relative logits were changed inside the support), unless `allow_unreplayable`.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], *, allow_unreplayable: bool = False, all_generations: bool = False
+        self,
+        path: str | os.PathLike[str],
+        *,
+        allow_unreplayable: bool = False,
+        all_generations: bool = False,
+        routed_experts: bool = False,
+        disk_cache: str | os.PathLike[str] | None = None,
+        disk_cache_bytes: int = MAX_BYTES,
     ) -> None:
         self._index = open_index(
-            [Path(path).absolute()], allow_unreplayable=allow_unreplayable, all_generations=all_generations
+            [place_of(path)],
+            cache=partial(open_cache, disk_cache, disk_cache_bytes),
+            allow_unreplayable=allow_unreplayable,
+            all_generations=all_generations,
         )
         self.manifest = self._index.datasets[0].manifest
+        self._scalars = self._index.scalars(_SCALARS)
+        self._experts = self._index.experts() if routed_experts else None
         self._row_groups = RowGroupCache(self._load)
 
     @property
@@ -100,14 +117,17 @@ class RolloutDataset(Dataset[Rollout]):
 
     def _load(self, group: int) -> Samples:
         shard, number = self._index.place(group)
-        with shard.open() as opened:
-            return load_row_group(
-                opened,
-                number,
-                self.vocab_size,
-                _SCALARS,
-                support_logprobs=self._index.has_support_logprobs,
-            )
+        scalars, experts, supports = self._scalars, self._experts, self._index.has_support_logprobs
+        columns = columns_of(scalars, support_logprobs=supports, experts=experts is not None)
+        part = shard.part(columns, number)
+
+        def load() -> Samples:
+            with part.open() as opened:
+                return load_row_group(
+                    opened, number, self.vocab_size, scalars, support_logprobs=supports, experts=experts
+                )
+
+        return or_again(load, part.drop_copy)
 
 
 def _rollout(samples: Samples, row: int) -> Rollout:
@@ -125,8 +145,13 @@ def _rollout(samples: Samples, row: int) -> Rollout:
             samples.vocab_size,
         ),
         stored_support_logprobs=None if stored is None else torch.from_numpy(stored[ids].copy()),
-        **{name: _plain(samples.scalars[name][row]) for name in _SCALARS},
+        routed_experts=None if samples.experts is None else _experts(samples.experts, row),
+        **{name: _plain(value[row]) for name, value in samples.scalars.items()},
     )
+
+
+def _experts(experts: Experts, row: int) -> Tensor:
+    return _tensor(experts.numbers, row, np.int16).view(-1, experts.layers, experts.top_k)
 
 
 def _plain(value: Any) -> Any:

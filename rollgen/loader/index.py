@@ -2,16 +2,21 @@
 
 Opening reads the footers and the narrow columns of every shard (0.4 ms for a small one), never the tokens. It says
 which rows are handed out: of a sample that was made again only the latest generation, and of those what a filter keeps.
+What lies in object storage is fetched by several threads, which are gone when the index is there.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Sequence
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,16 +24,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rollgen.errors import DatasetError, MissingFile, Unreadable, UsageError
-from rollgen.format.journal import file_sha256
 from rollgen.format.reader import ShardReader, StoredDataset, StoredShard, open_dataset, read_columns, read_row_group
 from rollgen.format.retries import read_retries
 from rollgen.format.schema import shard_schema
-from rollgen.loader.samples import offsets_of
+from rollgen.loader.samples import VERSIONS, offsets_of
+from rollgen.remote.cache import PartCache, open_cache
+from rollgen.remote.objects import ObjectStore, is_url, local_path
+from rollgen.remote.stored import THREADS, RemoteShard, remote_dataset
 
 if TYPE_CHECKING:
     from rollgen.rollouts import Int64Array
 
 OnDamage = Literal["raise", "skip"]
+Place: TypeAlias = Path | ObjectStore
+"""Where a dataset is: a directory, or what is below a URL."""
 
 _LOG = logging.getLogger(__name__)
 _JOINED = 512
@@ -106,33 +115,51 @@ class Index:
         """Whether all datasets store them."""
         return all(dataset.manifest.support_logprobs for dataset in self.datasets)
 
+    def scalars(self, names: Sequence[str]) -> tuple[str, ...]:
+        """These columns, and weight versions where all datasets store them."""
+        stored = all(dataset.manifest.weight_versions for dataset in self.datasets)
+        return (*names, VERSIONS) if stored else tuple(names)
+
+    def experts(self) -> tuple[int, int]:
+        """Layers, and experts that a token takes in each. Raises UsageError unless all datasets store the same."""
+        stored = [dataset.manifest.routed_experts for dataset in self.datasets]
+        found = {(each.layers, each.top_k) for each in stored if each is not None}
+        if None in stored or len(found) != 1:
+            raise UsageError("routed_experts: not all datasets store them, of equally many layers; leave it out")
+        return found.pop()
+
     def loss(self, group: int, error: DatasetError) -> Loss:
         """What is lost with a row group that cannot be read."""
         first, stop = np.searchsorted(self.rows, self.group_offsets[group : group + 2])
         shard, number = self.place(group)
-        return Loss(f"{shard.path}: row group {number}", int(stop - first), str(error))
+        return Loss(f"{shard.place}: row group {number}", int(stop - first), str(error))
 
     def fingerprint(self) -> str:
         """SHA-256 of what is handed out: the shards that were read, the row groups, the samples and their lengths."""
         sha256 = hashlib.sha256()
         for number in np.unique(self.groups[:, 0]).tolist():
             shard = self.shards[number]
-            content = shard.line.sha256 if shard.line else file_sha256(shard.path)
-            sha256.update(f"{shard.config_digest} {shard.path.name} {content}\n".encode())
+            sha256.update(f"{shard.config_digest} {shard.name} {shard.sha256()}\n".encode())
         for array in (self.groups, self.rows, self.tokens):
             sha256.update(array.tobytes())
         return sha256.hexdigest()
 
 
+def place_of(path: str | os.PathLike[str]) -> Place:
+    """The dataset that a path or a URL means. Raises UsageError for a URL that none can have."""
+    return ObjectStore(os.fspath(path)) if is_url(path) else local_path(path).absolute()
+
+
 def open_index(
-    paths: Sequence[Path],
+    places: Sequence[Place],
     *,
+    cache: Callable[[], PartCache] = open_cache,
     filter: pc.Expression | None = None,
     allow_unreplayable: bool = False,
     all_generations: bool = False,
     on_damage: OnDamage = "raise",
 ) -> Index:
-    """Open datasets of one vocabulary.
+    """Open datasets of one vocabulary; what is fetched of those in object storage is kept in the `cache`.
 
     Raises DatasetError when a directory is not a complete, undamaged dataset (with `on_damage="skip"`, damaged shards
     and row groups are left out and reported, and never an earlier generation taken for a lost one), and UsageError for
@@ -140,12 +167,28 @@ def open_index(
     that cannot be replayed (penalties, biases: relative logits were changed inside the support), unless
     `allow_unreplayable`.
     """
-    datasets = _open_datasets(paths)
+    with ExitStack() as copies:
+        return _index_of(
+            _open_datasets(places, cache, copies),
+            filter,
+            allow_unreplayable=allow_unreplayable,
+            all_generations=all_generations,
+            on_damage=on_damage,
+        )
+
+
+def _index_of(
+    datasets: tuple[StoredDataset, ...],
+    filter: pc.Expression | None,
+    *,
+    allow_unreplayable: bool,
+    all_generations: bool,
+    on_damage: OnDamage,
+) -> Index:
     shards = [(number, stored) for number, dataset in enumerate(datasets) for stored in dataset.shards]
     retried = any(dataset.manifest.retries for dataset in datasets)  # without, every generation is 0
     reader = _Reader(filter, _columns_of(filter, datasets), retried=retried, on_damage=on_damage)
-    for number, (_, stored) in enumerate(shards):
-        reader.read(number, stored)
+    reader.read([stored for _, stored in shards])
     rows = reader.rows()
     group_offsets = offsets_of(np.array(reader.group_rows, np.int64))
     groups = np.array(reader.groups, np.int64).reshape(-1, 2)
@@ -175,13 +218,20 @@ def open_index(
     )
 
 
-def _open_datasets(paths: Sequence[Path]) -> tuple[StoredDataset, ...]:
-    if not paths:
+def _open_datasets(
+    places: Sequence[Place], cache: Callable[[], PartCache], copies: ExitStack
+) -> tuple[StoredDataset, ...]:
+    """Of those in object storage the small files are copied; the copies are left to `copies`."""
+    if not places:
         raise UsageError("no dataset directory was given")
-    resolved = [path.resolve() for path in paths]
+    paths = [place.url if isinstance(place, ObjectStore) else str(place) for place in places]
+    resolved = [place.url if isinstance(place, ObjectStore) else place.resolve() for place in places]
     if len(set(resolved)) < len(resolved):
         raise UsageError("the same dataset directory was given twice: its samples would be, too")
-    datasets = tuple(open_dataset(path) for path in paths)
+    datasets = tuple(
+        copies.enter_context(remote_dataset(place, cache())) if isinstance(place, ObjectStore) else open_dataset(place)
+        for place in places
+    )
     for path, dataset in zip(paths, datasets, strict=True):
         if dataset.manifest.vocab_size != datasets[0].manifest.vocab_size:
             raise UsageError(
@@ -222,6 +272,30 @@ def _can_filter(table: pa.Table, filter: pc.Expression) -> bool:
     return True
 
 
+def _opened_ahead(shards: Sequence[StoredShard]) -> Iterator[Callable[[], ShardReader]]:
+    """How to open each shard; those in object storage are being opened by then, and the next ones too."""
+    if not any(isinstance(stored, RemoteShard) for stored in shards):
+        yield from (stored.open for stored in shards)
+        return
+    pending: deque[Future[ShardReader]] = deque()
+    with ThreadPoolExecutor(THREADS, "rollgen-index") as threads:
+        try:
+            for stored in shards:
+                pending.append(threads.submit(stored.open))
+                if len(pending) > 2 * THREADS:
+                    yield pending.popleft().result
+            while pending:
+                yield pending.popleft().result
+        finally:
+            for future in pending:
+                future.add_done_callback(_close_unused)
+
+
+def _close_unused(future: Future[ShardReader]) -> None:
+    if future.exception() is None:
+        future.result().close()
+
+
 class _Reader:
     """Reads the narrow columns of one shard after the other."""
 
@@ -239,10 +313,15 @@ class _Reader:
         self.group_rows: list[int] = []
         self.losses: list[Loss] = []
 
-    def read(self, number: int, stored: StoredShard) -> None:
-        """Add the rows of shard `number`."""
+    def read(self, shards: Sequence[StoredShard]) -> None:
+        """Add the rows of all shards, in this order."""
+        parts = [stored.part([*self._names, *self._filtered]) for stored in shards]
+        for number, (stored, open) in enumerate(zip(shards, _opened_ahead(parts), strict=True)):
+            self._read(number, stored, open)
+
+    def _read(self, number: int, stored: StoredShard, open: Callable[[], ShardReader]) -> None:
         try:
-            with stored.open() as shard:
+            with open() as shard:
                 rows = shard.row_group_rows
                 if self._skips:
                     for group, count in enumerate(rows):
@@ -254,7 +333,7 @@ class _Reader:
         except DatasetError as error:
             if not self._skips:
                 raise
-            self._lose(str(stored.path), stored.line.rows if stored.line else 0, error)
+            self._lose(stored.place, stored.line.rows if stored.line else 0, error)
 
     def _try(self, shard: ShardReader, number: int, group: int, rows: int) -> None:
         try:
@@ -262,7 +341,7 @@ class _Reader:
         except Unreadable:
             raise
         except DatasetError as error:
-            self._lose(f"{shard.path}: row group {group}", rows, error)
+            self._lose(f"{shard.place}: row group {group}", rows, error)
         else:
             self._add(table, number, [group], [rows])
 
@@ -339,7 +418,7 @@ def _current_rows(
     repeated = np.flatnonzero(same_sample & (np.diff(rows.generation[order]) == 0))
     if repeated.size:
         one, other = (shards[shard[order[at]]] for at in (repeated[0], repeated[0] + 1))
-        raise DatasetError(f"{other.path}: holds samples that {one.path.name} holds too; remove one of the two copies")
+        raise DatasetError(f"{other.place}: holds samples that {one.name} holds too; remove one of the two copies")
     current = np.ones(len(order), np.bool_)
     current[order[:-1][same_sample]] = False  # a later generation of the same sample follows
     return current
@@ -367,6 +446,6 @@ def _check_replayable(
         first = shards[shard[int(usable.argmin())]]
         refused = int((~usable).sum())
         raise UsageError(
-            f"{first.path}: the first of {refused} samples that cannot be replayed (penalties or biases changed the "
+            f"{first.place}: the first of {refused} samples that cannot be replayed (penalties or biases changed the "
             "logits inside the support): allow_unreplayable=True takes them all the same"
         )

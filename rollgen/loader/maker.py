@@ -6,6 +6,7 @@ more bytes are kept than allowed: then the one used least recently goes, and is 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -15,7 +16,7 @@ from rollgen.format.row_groups import OpenShards, RowGroupCache
 from rollgen.loader.batch import BATCH_SCALARS, Layout, RolloutBatch, assemble
 from rollgen.loader.index import Index, Loss, report_loss
 from rollgen.loader.order import Epoch, Units, last_uses, samples_of
-from rollgen.loader.row_groups import load_row_group
+from rollgen.loader.row_groups import columns_of, load_row_group, or_again
 from rollgen.loader.samples import Samples, empty_samples, gather
 from rollgen.loader.schedule import Cursor
 
@@ -39,10 +40,13 @@ class BatchMaker:
         pad_id: int,
         cache_bytes: int,
         lost: dict[int, Loss] | None,
+        routed_experts: bool = False,
     ) -> None:
         self._index, self._units, self._epoch = index, units, epoch
         self._layout, self._pad_id = layout, pad_id
         self._lost = lost
+        self._scalars = index.scalars(BATCH_SCALARS)
+        self._experts = index.experts() if routed_experts else None
         self._unreadable: set[int] = set()  # in this epoch: the next one tries again
         self._last_uses = last_uses(units, epoch, index.locate(np.arange(len(index)))[0], len(index.groups))
         self._shards = OpenShards()
@@ -77,8 +81,9 @@ class BatchMaker:
         loaded = {number: self._load_or_lose(number) for number in np.unique(group).tolist()}
         sources = {number: samples for number, samples in loaded.items() if samples is not None}
         if not sources:
-            stored = self._index.has_support_logprobs
-            return empty_samples(self._index.vocab_size, BATCH_SCALARS, support_logprobs=stored), wanted[:0]
+            stored, vocab_size = self._index.has_support_logprobs, self._index.vocab_size
+            none = empty_samples(vocab_size, self._scalars, support_logprobs=stored, experts=self._experts)
+            return none, wanted[:0]
         there = np.isin(group, list(sources))
         source = np.searchsorted(list(sources), group[there])
         return gather(list(sources.values()), source, row[there]), wanted[there]
@@ -101,10 +106,14 @@ class BatchMaker:
 
     def _load(self, group: int) -> Samples:
         stored, number = self._index.place(group)
-        return load_row_group(
-            self._shards[stored],
-            number,
-            self._index.vocab_size,
-            BATCH_SCALARS,
-            support_logprobs=self._index.has_support_logprobs,
-        )
+        scalars, experts, supports = self._scalars, self._experts, self._index.has_support_logprobs
+        columns = columns_of(scalars, support_logprobs=supports, experts=experts is not None)
+        part = stored.part(columns, number)
+
+        def load() -> Samples:
+            vocab_size = self._index.vocab_size
+            return load_row_group(
+                self._shards[part], number, vocab_size, scalars, support_logprobs=supports, experts=experts
+            )
+
+        return or_again(load, partial(self._shards.drop_copy, part))

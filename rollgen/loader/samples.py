@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,24 @@ from rollgen.format.ragged import Ragged
 
 if TYPE_CHECKING:
     from rollgen.rollouts import Float32Array, Int32Array, Int64Array
+
+
+VERSIONS: Final = "weight_versions"
+"""Of the scalars, the one that is a WeightVersions a row."""
+
+
+class Experts(NamedTuple):
+    """The experts of the tokens of rows, P + T - 1 of each row: the last one never went through the model."""
+
+    numbers: Ragged
+    """int16 values, row-major [P + T - 1, layers, top_k] of each row"""
+    layers: int
+    top_k: int
+
+    @classmethod
+    def none(cls, layers: int, top_k: int) -> Experts:
+        """Of no rows."""
+        return cls(Ragged(np.zeros(0, np.int16), np.zeros(1, np.int64)), layers, top_k)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,6 +60,8 @@ class Samples:
     vocab_size: int
     text_bytes: int = 0
     """Of the texts in `scalars`, where that is known."""
+    experts: Experts | None = None
+    """None when not asked for."""
 
     def __len__(self) -> int:
         return len(self.token_ids.offsets) - 1
@@ -51,7 +71,8 @@ class Samples:
         """Memory of the arrays and texts."""
         arrays = (*self.prompt_ids, *self.token_ids, self.logprobs, self.mask_ids, self.mask_lengths, self.mask_offsets)
         stored = () if self.support_logprobs is None else (self.support_logprobs,)
-        held = sum(array.nbytes for array in (*arrays, *stored, *self.scalars.values()))
+        experts = () if self.experts is None else self.experts.numbers
+        held = sum(array.nbytes for array in (*arrays, *stored, *experts, *self.scalars.values()))
         return int(held) + self.text_bytes
 
 
@@ -66,9 +87,14 @@ def gather(sources: Sequence[Samples], source: Int64Array, row: Int64Array) -> S
     tokens, token_offsets = stretches.slices([samples.token_ids.offsets for samples in sources])
     ids, mask_offsets = stretches.slices([samples.mask_offsets for samples in sources])
     stored = [samples.support_logprobs for samples in sources if samples.support_logprobs is not None]
+    experts = [samples.experts for samples in sources if samples.experts is not None]
 
     def copied(arrays: Sequence[npt.NDArray[Any]], slices: Sequence[slice]) -> npt.NDArray[Any]:
         return np.concatenate([arrays[number][part] for number, part in zip(of, slices, strict=True)])
+
+    def copied_experts() -> Experts:
+        slices, offsets = stretches.slices([each.numbers.offsets for each in experts])
+        return experts[0]._replace(numbers=Ragged(copied([each.numbers.values for each in experts], slices), offsets))
 
     return Samples(
         prompt_ids=Ragged(copied([samples.prompt_ids.values for samples in sources], prompts), prompt_offsets),
@@ -82,6 +108,7 @@ def gather(sources: Sequence[Samples], source: Int64Array, row: Int64Array) -> S
             name: np.concatenate([samples.scalars[name] for samples in sources])[rows] for name in sources[0].scalars
         },
         vocab_size=sources[0].vocab_size,
+        experts=copied_experts() if len(experts) == len(sources) else None,
     )
 
 
@@ -103,7 +130,13 @@ class _Stretches(NamedTuple):
         return [slice(start, stop) for start, stop in runs], offsets_of(stops - starts)
 
 
-def empty_samples(vocab_size: int, scalars: Sequence[str], *, support_logprobs: bool = False) -> Samples:
+def empty_samples(
+    vocab_size: int,
+    scalars: Sequence[str],
+    *,
+    support_logprobs: bool = False,
+    experts: tuple[int, int] | None = None,
+) -> Samples:
     """No rows."""
     ids, offsets = np.zeros(0, np.int32), np.zeros(1, np.int64)
     return Samples(
@@ -116,6 +149,7 @@ def empty_samples(vocab_size: int, scalars: Sequence[str], *, support_logprobs: 
         support_logprobs=np.zeros(0, np.float32) if support_logprobs else None,
         scalars={name: np.zeros(0, np.object_) for name in scalars},
         vocab_size=vocab_size,
+        experts=None if experts is None else Experts.none(*experts),
     )
 
 

@@ -24,9 +24,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from itertools import starmap
 from operator import index
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, SupportsIndex, get_args
 
 from torch.utils.data import IterableDataset
@@ -35,7 +35,7 @@ from rollgen.errors import ResumeRefused, UsageError
 from rollgen.format.commit import live_writers
 from rollgen.format.row_groups import CACHE_BYTES
 from rollgen.loader.batch import Layout, RolloutBatch
-from rollgen.loader.index import Loss, OnDamage, open_index
+from rollgen.loader.index import Loss, OnDamage, Place, open_index, place_of
 from rollgen.loader.maker import BatchMaker
 from rollgen.loader.order import BatchSettings, Epoch, plan_epoch, units_of
 from rollgen.loader.schedule import (
@@ -50,6 +50,9 @@ from rollgen.loader.schedule import (
     resolve_rank,
     this_worker,
 )
+from rollgen.remote.cache import MAX_BYTES, open_cache
+from rollgen.remote.objects import ObjectStore
+from rollgen.remote.stored import remote_writers
 
 if TYPE_CHECKING:
     import pyarrow.compute as pc
@@ -69,7 +72,7 @@ _LOG = logging.getLogger(__name__)
 class RolloutStream(IterableDataset[RolloutBatch]):
     """The batches of a rank, every sample of the datasets exactly once an epoch over all ranks and workers.
 
-    paths              a dataset directory, or several of one vocabulary
+    paths              a dataset directory or URL of object storage, or several of one vocabulary
     batch_tokens       most prompt and response tokens of a batch, padding not counted. A sample, or a group, that is
                        larger is a batch of its own (the log says how many are)
     shuffle, seed      a new order each epoch; without, the order in which samples are stored
@@ -86,6 +89,9 @@ class RolloutStream(IterableDataset[RolloutBatch]):
                        "drop" it
     prefetch           batches made ahead in a thread; 0: none, no thread
     cache_bytes        decoded row groups and texts that a process keeps at most, those of a batch in the making apart
+    routed_experts     whether batches have those of their tokens: a lot to read, some hundred numbers a token
+    disk_cache         where this machine keeps what is fetched from object storage; default `~/.cache/rollgen/parts`
+    disk_cache_bytes   and how much of it at most; default 32 GiB
 
     Use it with `DataLoader(stream, batch_size=None)`, torchdata's StatefulDataLoader, or as it is; one at a time and
     in order, because a state counts what came before. The first iteration starts at `epoch`, or where `load_state_dict`
@@ -114,19 +120,29 @@ class RolloutStream(IterableDataset[RolloutBatch]):
         uneven: Uneven = "pad",
         prefetch: int = PREFETCH,
         cache_bytes: int = CACHE_BYTES,
+        routed_experts: bool = False,
+        disk_cache: str | os.PathLike[str] | None = None,
+        disk_cache_bytes: int = MAX_BYTES,
     ) -> None:
         _check_choices(layout=(layout, Layout), on_damage=(on_damage, OnDamage), uneven=(uneven, Uneven))
         _check_numbers(1, batch_tokens=batch_tokens, shuffle_window=shuffle_window)
         _check_numbers(0, seed=seed, prefetch=prefetch, cache_bytes=cache_bytes, pad_id=pad_id)
         self._given_rank = rank is not None
         self._rank, self._world_size = resolve_rank(rank, world_size)
-        directories = [Path(path).absolute() for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
+        given = [paths] if isinstance(paths, str | os.PathLike) else paths
+        places = [place_of(path) for path in given]
         if self._world_size > 1:
-            _check_no_writer(directories)
-        self._index = open_index(directories, filter=filter, allow_unreplayable=allow_unreplayable, on_damage=on_damage)
+            _check_no_writer(places)
+        self._index = open_index(
+            places,
+            cache=partial(open_cache, disk_cache, disk_cache_bytes),
+            filter=filter,
+            allow_unreplayable=allow_unreplayable,
+            on_damage=on_damage,
+        )
         if not len(self._index):
             raise UsageError(
-                f"{', '.join(map(str, directories))}: no sample to read{' passes the filter' * (filter is not None)}"
+                f"{', '.join(map(str, given))}: no sample to read{' passes the filter' * (filter is not None)}"
             )
         self._settings = BatchSettings(
             int(batch_tokens),
@@ -141,6 +157,9 @@ class RolloutStream(IterableDataset[RolloutBatch]):
         self._layout, self._pad_id = layout, pad_id
         self._skips_damage, self._uneven = on_damage == "skip", uneven
         self._prefetch, self._cache_bytes = prefetch, cache_bytes
+        self._routed_experts = routed_experts
+        if routed_experts:
+            self._index.experts()  # or this is refused here, not in a worker
         self._start = StartPoint()
         self._lost: dict[int, Loss] = {}
         self._identity = {
@@ -245,6 +264,7 @@ class RolloutStream(IterableDataset[RolloutBatch]):
             pad_id=self._pad_id,
             cache_bytes=self._cache_bytes,
             lost=self._lost if self._skips_damage else None,
+            routed_experts=self._routed_experts,
         ) as maker:
             for batch in _ahead(maker.make, wanted, self._prefetch):
                 self._start.check_undisturbed()
@@ -293,12 +313,19 @@ def _ahead(
                 future.cancel()
 
 
-def _check_no_writer(directories: Sequence[Path]) -> None:
-    """Raise UsageError while a dataset grows: ranks that open it one after the other would read different ones."""
-    for directory in directories:
-        if writers := live_writers(directory):
+def _check_no_writer(places: Sequence[Place]) -> None:
+    """Raise UsageError while a dataset grows: ranks that open it one after the other would read different ones.
+
+    In object storage, a writer that has died there lately takes a minute to be told from one that lives.
+    """
+    for place in places:
+        if isinstance(place, ObjectStore):
+            name, writers = place.url, remote_writers(place, _LOG.warning)
+        else:
+            name, writers = str(place), live_writers(place)
+        if writers:
             raise UsageError(
-                f"{directory}: writer {min(writers)!r} is adding to it, so that ranks could not agree on what it "
+                f"{name}: writer {min(writers)!r} is adding to it, so that ranks could not agree on what it "
                 "holds; wait for it, or stop it"
             )
 

@@ -17,6 +17,7 @@ from rollgen.format.files import open_descriptor
 from rollgen.format.manifest import Manifest
 from rollgen.format.schema import LOGS_DIR
 from rollgen.inert import LINE, Discretion, brief
+from rollgen.loop.place import Place
 from rollgen.loop.report import Reporter, RunStats
 from rollgen.preflight import Preflight
 
@@ -60,11 +61,11 @@ class RunLog:
         self._write(message)
         self._reporter.note(message)
 
-    def started(self, directory: Path, preflight: Preflight, manifest: Manifest) -> None:
-        self._open(directory)
+    def started(self, place: Place, preflight: Preflight, manifest: Manifest) -> None:
+        self._open(place.directory)
         engine = manifest.attempts[-1].engine
         self._write(f"{engine.name} {engine.version} on {engine.device}, {manifest.model.name}, {manifest.capture}")
-        self._reporter.started(directory, preflight, manifest)
+        self._reporter.started(place, preflight, manifest)
 
     def progress(self, stats: RunStats) -> None:
         self._stats = stats
@@ -73,6 +74,9 @@ class RunLog:
             self._last_progress = now
             self._write(_totals(stats))
         self._reporter.progress(stats)
+
+    def grown(self, place: Place) -> None:
+        self._reporter.grown(place)
 
     def _open(self, directory: Path) -> None:
         path = directory / LOGS_DIR / f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{self._writer}.log"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from rollgen.rollouts import Completion
 
 if TYPE_CHECKING:  # a process that only samples needs none of what a preflight takes
     from rollgen.format.manifest import Manifest
-    from rollgen.preflight import Preflight
+    from rollgen.loop.place import Place
+from rollgen.preflight import Preflight
 
 
 @dataclass(slots=True)
@@ -75,8 +75,11 @@ class Reporter(Protocol):
     def note(self, message: str) -> None:
         """Something the user should know, once."""
 
-    def started(self, directory: Path, preflight: Preflight, manifest: Manifest) -> None:
+    def started(self, place: Place, preflight: Preflight, manifest: Manifest) -> None:
         """The run is established; sampling begins."""
+
+    def grown(self, place: Place) -> None:
+        """Samples have been stored, and the writer has left: the card of the dataset may be written."""
 
     def progress(self, stats: RunStats) -> None:
         """Called every TICK_SECONDS while sampling, and once at the end."""

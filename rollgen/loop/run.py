@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -20,18 +20,19 @@ from rollgen.config import EMBEDDED_MODEL, RunConfig
 from rollgen.directory import Holds, check_start, inspect_directory, remove_frame
 from rollgen.engines.requirements import native_cost
 from rollgen.errors import DatasetError, UsageError
-from rollgen.format.commit import WHOLE, Part, WriterSlot, start_section
+from rollgen.format.commit import WHOLE, Part, WriterSlot
 from rollgen.format.failures import FailureLog
 from rollgen.format.journal import file_sha256
 from rollgen.format.manifest import Manifest
 from rollgen.format.recovery import PlannedKeys, has_strangers, recover
-from rollgen.format.retries import RetryList, read_retries
+from rollgen.format.retries import OUTCOME_COLUMNS, RetryList, read_retries
 from rollgen.format.schema import PLAN_FILE
 from rollgen.inert import Discretion
 from rollgen.loop.crew import Crew, Job
 from rollgen.loop.log import RunLog
 from rollgen.loop.owed import Owed
 from rollgen.loop.parts import in_part, part_of, sibling_names, writer_name
+from rollgen.loop.place import Place, open_place
 from rollgen.loop.report import Reporter, RunStats
 from rollgen.loop.retry import check_condition, describe, plan_retry, select, split_config
 from rollgen.loop.sampling import MIN_FAILURES
@@ -96,7 +97,7 @@ class Start(NamedTuple):
 def generate(
     files: Sequence[PromptInput],
     config: RunConfig,
-    out: Path,
+    out: str | Path,
     *,
     reporter: Reporter,
     make_crew: CrewFactory,
@@ -104,34 +105,60 @@ def generate(
     clean: bool = False,
     retry: str | None = None,
 ) -> RunStats:
-    """Run to the end and return the totals. Raises a RollgenError; after a signal, `Interrupted`.
+    """Run to the end and return the totals. `out` is a directory or a URL. Raises a RollgenError; after a signal,
+    `Interrupted`.
 
     With `retry` (see `retry.py`), `config.max_tokens` is that of the retry.
     """
     start, part = Start(resume, clean, retry), part_of(config.shard)
-    start.check(out, part)  # before anything is made
     writer = writer_name(part)
-    created = not out.exists()
-    plan_path = out / f".tmp-{writer}-plan.parquet"
-    with WriterSlot(out, writer, part, afresh=clean) as slot:
-        try:
-            discretion = discretion_of(config, out, files)
-            with RunLog(reporter, writer, discretion) as log:
-                log.phase("check")  # the directory too: another run may have come and gone until the slot was ours
-                preflight, longer = start.plan(files, config, out, plan_path, progress=log.checked)
-                return asyncio.run(_Run(slot, preflight, log, discretion, longer).run(make_crew))
-        except BaseException as error:  # inside the slot: what is removed here is not another starter's
-            plan_path.unlink(missing_ok=True)
-            if created:
-                remove_frame(slot)
-            if isinstance(error, OSError):
-                raise _unwritable(out, error) from error
-            raise
+    with open_place(out, writer, part, clean=clean, note=reporter.note) as place:
+        start.check(place.directory, part)  # before anything is made
+        created = not place.directory.exists()
+        with WriterSlot(place.directory, writer, part, afresh=clean, remote=place.remote) as slot:
+            try:
+                stats = _attempt(start, files, config, _Target(place, slot), reporter, make_crew)
+            except BaseException as error:  # inside the slot: what is removed here is not another starter's
+                if created:
+                    remove_frame(slot)
+                if isinstance(error, OSError):
+                    raise _unwritable(place.directory, error) from error
+                raise
+        if stats.stored:
+            reporter.grown(place)
+    return stats
 
 
-def _unwritable(out: Path, error: OSError) -> DatasetError:
+class _Target(NamedTuple):
+    """Where an attempt writes, and as whom."""
+
+    place: Place
+    slot: WriterSlot
+
+
+def _attempt(
+    start: Start,
+    files: Sequence[PromptInput],
+    config: RunConfig,
+    target: _Target,
+    reporter: Reporter,
+    make_crew: CrewFactory,
+) -> RunStats:
+    """What is done in the slot."""
+    (place, slot), directory = target, target.place.directory
+    discretion = discretion_of(config, directory, files)
+    plan_path = directory / f".tmp-{slot.writer}-plan.parquet"
+    with ExitStack() as on_exit:
+        on_exit.callback(plan_path.unlink, missing_ok=True)  # established, it has its final name
+        log = on_exit.enter_context(RunLog(reporter, slot.writer, discretion))
+        log.phase("check")  # the directory too: another run may have come and gone until the slot was ours
+        preflight, longer = start.plan(files, config, directory, plan_path, progress=log.checked)
+        return asyncio.run(_Run(place, slot, preflight, log, discretion, longer).run(make_crew))
+
+
+def _unwritable(directory: Path, error: OSError) -> DatasetError:
     """What is written outside of shards and journals, which have words of their own."""
-    place = error.filename or out  # none when a file could be opened but not filled
+    place = error.filename or directory  # none when a file could be opened but not filled
     return DatasetError(
         f"{place}: cannot be read or written: {error.strerror or error}; make room or see to its permissions, then "
         "continue with --resume"
@@ -142,6 +169,7 @@ def _unwritable(out: Path, error: OSError) -> DatasetError:
 class _Run:
     """One attempt, from a passed preflight to its end."""
 
+    place: Place
     slot: WriterSlot
     preflight: Preflight
     reporter: Reporter
@@ -156,7 +184,7 @@ class _Run:
         """Recover, load, sample. Returns the totals."""
         self._note_summary()
         plan = Plan(self.preflight.plan_path)
-        with start_section(self.slot.directory):
+        with self.slot.section():
             self.slot.declare(file_sha256(plan.path))
         owed = self._recover(plan)
         if self.stats.owed == 0:
@@ -168,9 +196,9 @@ class _Run:
         self.reporter.phase("load")
         try:
             await stop.guard(crew.start())
-            with start_section(self.slot.directory):
+            with self.slot.section():
                 manifest = self._establish(crew, plan)
-            self.reporter.started(self.slot.directory, self.preflight, manifest)
+            self.reporter.started(self.place, self.preflight, manifest)
             await stop.guard(crew.make(self._job(manifest, owed, stop)))
         finally:
             crew.close()
@@ -238,7 +266,7 @@ class _Run:
             retries = [*read_retries(self.slot.directory, stored)]
             planned = PlannedKeys(plan.offsets, plan.prompt_ids, retries)
             apart = sibling_names(self.slot.part)
-            with start_section(self.slot.directory) if has_strangers(self.slot, apart) else nullcontext():
+            with self.slot.section() if has_strangers(self.slot, apart) else nullcontext():
                 recovery = recover(self.slot, stored.config_digest, planned, apart=apart)
             done = np.concatenate([recovery.done, *recovery.retried])
             for finding in recovery.findings:
@@ -254,13 +282,14 @@ class _Run:
         return Owed(plan, retries, done | ~ours)
 
     def _select(self, max_tokens: int) -> list[RetryList]:
-        selection = select(self.slot.directory, self.preflight, max_tokens)
+        with self.slot.present(OUTCOME_COLUMNS):
+            selection = select(self.slot.directory, self.preflight, max_tokens)
         self.reporter.note(describe(selection, max_tokens))
         return [selection.retries] if len(selection.retries) else []
 
     def _nothing_owed(self, plan: Plan) -> RunStats:
         directory = self.slot.directory
-        with start_section(directory):
+        with self.slot.section():
             if inspect_directory(directory) is Holds.RUN:  # else this part has no prompts, and is the first to look
                 if self.slot.part != WHOLE:
                     self.preflight = continue_run(self.preflight, directory)

@@ -1,12 +1,14 @@
-"""What was named as prompts: files of any kind, directories, patterns, standard input, pipes, rows in memory.
+"""What was named as prompts: files of any kind, directories, patterns, URLs, standard input, pipes, rows in memory.
 
     prompts.jsonl   text, gzip, zstd or Parquet: the content decides (`streams.py`, `tables.py`)
     data/           the files in it that end in one of `ENDINGS`, by name; directories inside are not entered
     data/*.jsonl    a pattern that the shell did not expand (`**` enters directories), unless a file has that name
+    s3://b/p.jsonl  a file in object storage, also a folder or a pattern there: copied to a temporary file first
     -               standard input; like a named pipe, or a shell's `<(...)`, copied to a temporary file first
     {"prompt": ..}  rows from Python, written to a temporary file first
 
-because everything is read twice and must not change meanwhile. A place in an error is `FILE:LINE` (of the decompressed
+because everything is read twice and must not change meanwhile. A URL holds no credentials: one that does is refused,
+unseen. A place in an error is `FILE:LINE` (of the decompressed
 text, from 1, blank lines counted; `-:LINE` for standard input), `FILE: row N` in Parquet and `row N` in memory (from
 0).
 """
@@ -21,23 +23,25 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Self, TypeAlias
 
-from rollgen.errors import UsageError
+from rollgen.errors import DatasetError, UsageError
 from rollgen.format.manifest import PromptSource
 from rollgen.prompts.parameters import check_encodable
 from rollgen.prompts.readers import object_line
 from rollgen.prompts.streams import Tally, is_parquet, read_lines
 from rollgen.prompts.tables import read_rows
+from rollgen.remote.objects import ObjectStore, is_url, local_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 PromptInput: TypeAlias = str | Path | Mapping[str, Any]
-"""A path, a pattern, `-`, or one row."""
+"""A path, a URL, a pattern, `-`, or one row."""
 
 _TEXT_ENDINGS = (".jsonl", ".ndjson")
 _COMPRESSED_ENDINGS = (".gz", ".zst")
@@ -164,6 +168,8 @@ def default_stem(files: Sequence[PromptInput]) -> str:
     if str(first) in _STDIN:
         return "stdin"
     path = Path(first)
+    if is_url(str(first)) and not _PATTERN_SIGNS & set(path.name) and not path.name.endswith(ENDINGS):
+        return path.name
     if path.is_dir():
         return path.resolve().name or "prompts"
     if path.is_fifo():
@@ -185,6 +191,9 @@ def _open_all(files: Iterable[PromptInput], copies: ExitStack) -> Iterator[_Sour
             row_count += len(rows)
             continue
         for item in group:
+            if is_url(str(item)):
+                yield from _open_url(str(item), seen, copies)
+                continue
             try:
                 yield from (_open(name, seen, copies) for name in _expand(str(item)))
             except OSError as error:
@@ -193,6 +202,8 @@ def _open_all(files: Iterable[PromptInput], copies: ExitStack) -> Iterator[_Sour
 
 def _expand(name: str) -> list[str]:
     """The files that a name stands for. Raises UsageError if there are none, OSError."""
+    if name.lower().startswith("file://"):
+        name = str(local_path(name))
     path = Path(name)
     if path.is_dir():
         files = [file for file in path.iterdir() if file.name.endswith(ENDINGS) and not file.name.startswith(".")]
@@ -224,6 +235,62 @@ def _open(name: str, seen: dict[object, str], copies: ExitStack) -> _Source:
     with path.open("rb") as file:
         copied = _copy(file, name, copies) if stat.S_ISFIFO(status.st_mode) else path
     return _Source(name, copied, path.name)
+
+
+def _open_url(url: str, seen: dict[object, str], copies: ExitStack) -> Iterator[_Source]:
+    """The files in object storage that a URL stands for, copied. Raises UsageError if there are none."""
+    try:
+        store, names = _find(url)
+        for name in names:
+            label, path = f"{store.url}/{name}", _new_file(copies)
+            _see(label, label, seen)
+            store.download(name, path)
+            yield _Source(label, path, name.rpartition("/")[2])
+    except DatasetError as error:  # the storage's part in this
+        raise UsageError(str(error)) from None
+    except OSError as error:
+        raise UsageError(f"{url}: cannot copy it to a temporary file ({error.strerror}); set TMPDIR") from None
+
+
+def _find(url: str) -> tuple[ObjectStore, list[str]]:
+    """The objects that a URL stands for: of this very name, that match it as a pattern, or in that folder, by name."""
+    folder = ObjectStore(url)
+    root, name = _split(folder.url)
+    store = ObjectStore(root)
+    if name and not url.endswith("/") and store.exists(name):
+        return store, [name]
+    if _PATTERN_SIGNS & set(name):
+        names = [found for found in store.list() if _matches(found.split("/"), name.split("/"))]
+        if not names:
+            raise UsageError(f"{url}: no object matches this pattern; check the URL")
+        return store, names
+    found = folder.list()
+    names = [file for file in found if file.endswith(ENDINGS) and "/" not in file and not file.startswith(".")]
+    if not names:
+        what = f"no prompt files in this folder; they end in {', '.join(ENDINGS)}" if found else "nothing is there"
+        raise UsageError(f"{url}: {what}; check the URL")
+    return folder, names
+
+
+def _split(url: str) -> tuple[str, str]:
+    """Where to look, and for what: the last part of a URL, or all from the first one with a sign of a pattern."""
+    parts = url.split("/")  # scheme, nothing, bucket, ...
+    signs = [at for at, part in enumerate(parts) if _PATTERN_SIGNS & set(part)]
+    at = max(3, min([*signs, len(parts) - 1]))
+    return "/".join(parts[:at]), "/".join(parts[at:])
+
+
+def _matches(names: Sequence[str], patterns: Sequence[str]) -> bool:
+    """Whether the parts of a path match those of a pattern, as in a shell: `**` is any number of folders."""
+    if not patterns:
+        return not names
+    if patterns[0] == "**" and _matches(names, patterns[1:]):
+        return True
+    if not names or (names[0].startswith(".") and not patterns[0].startswith(".")):
+        return False
+    if patterns[0] == "**":
+        return _matches(names[1:], patterns)
+    return fnmatchcase(names[0], patterns[0]) and _matches(names[1:], patterns[1:])
 
 
 def _see(identity: object, name: str, seen: dict[object, str]) -> None:

@@ -19,6 +19,7 @@ from rollgen.format.journal import JournalLine, Totals, file_sha256, footer_sha2
 from rollgen.format.manifest import Manifest
 from rollgen.format.reader import ShardReader, count_mask_ids, open_shard, read_row_group
 from rollgen.format.schema import FOOTER_CONFIG_DIGEST, FOOTER_TOKENIZER_VOCAB_SIZE, FOOTER_VOCAB_SIZE
+from rollgen.verify.extras import check_extras
 from rollgen.verify.findings import Findings
 from rollgen.verify.planned import Keys
 from rollgen.verify.rows import Violation, check_rows
@@ -118,8 +119,10 @@ def _belongs(path: Path, shard: ShardReader, manifest: Manifest, findings: Findi
     ):
         if (found := _footer_text(shard, key)) != str(wanted):
             findings.add("footer", path, f"{key.decode()} is {found!r}, the manifest says {wanted}")
-    if ("support_logprobs" in shard.stored) != manifest.support_logprobs:
-        findings.add("footer", path, f"support_logprobs of the manifest is {manifest.support_logprobs}, here it is not")
+    for name, stored in manifest.optional_columns.items():
+        if (name in shard.stored) != stored:
+            there, here = ("has", "not here") if stored else ("has not", "here it is")
+            findings.add("footer", path, f"the manifest {there} the column {name}, {here}")
     return True
 
 
@@ -152,6 +155,7 @@ def _check_row_group(
 
 def _violations(table: pa.Table, manifest: Manifest, check_planned: CheckTable) -> Iterator[Violation]:
     yield from check_rows(table, manifest.vocab_size)
+    yield from check_extras(table, manifest)
     yield from check_planned(table)
     yield from _contradictions(table, manifest)
 

@@ -15,6 +15,7 @@ Kinds of findings, by what has to be done about them:
     seed, mismatch               a row whose seed, prompt or sampling is not what the plan says
     lengths, sampling, ids       lists that do not align, parameters out of range, ids outside the vocabulary
     support, logprobs            a support or log-probability that no sampler can have returned
+    extras                       weight versions or routed experts that no engine can have returned
     recompute                    the model does not give the log-probabilities that are stored
 """
 
@@ -54,6 +55,7 @@ Kind = Literal[
     "ids",
     "support",
     "logprobs",
+    "extras",
     "recompute",
 ]
 

@@ -23,7 +23,15 @@ from rollgen.format.journal import JournalLine, file_sha256, parse_shard_name
 from rollgen.format.jsonlines import line_files, parse_lines
 from rollgen.format.manifest import PLANLESS, Manifest, read_manifest
 from rollgen.format.retries import RetryList, read_retries
-from rollgen.format.schema import FAILURES_DIR, JOURNAL_DIR, MANIFEST_FILE, PLAN_FILE, has_generation, retry_file
+from rollgen.format.schema import (
+    FAILURES_DIR,
+    JOURNAL_DIR,
+    MANIFEST_FILE,
+    PLAN_FILE,
+    has_extras,
+    has_generation,
+    retry_file,
+)
 from rollgen.prompts.plan import Plan
 from rollgen.verify.planned import Planned
 from rollgen.verify.rows import is_json_object
@@ -75,6 +83,8 @@ def _manifest_problems(manifest: Manifest) -> Iterator[str]:
         yield f"format_version is {manifest.format_version!r}"
     elif manifest.retries and not has_generation(manifest.format_version):
         yield f"there are retries, which format {manifest.format_version} has not"
+    if (manifest.weight_versions or manifest.routed_experts) and not has_extras(manifest.format_version):
+        yield f"there are weight versions or routed experts, which format {manifest.format_version} has not"
     for name in ("vocab_size", "tokenizer_vocab_size"):
         if getattr(manifest, name) < 1:
             yield f"{name} is {getattr(manifest, name)}"

@@ -3,7 +3,9 @@
     python schema/conformance/make_golden.py [DIRECTORY]     (default: `golden/` beside this file)
 
 `masks/` and `support_logprobs/` are the same five samples in format 1.0, without and with the optional column;
-`generations/` is of format 1.1 and has a retry. `<name>.expected.json` holds their rows as plain JSON, taken from the
+`generations/` is of format 1.1 and has a retry; `extras/` is of format 1.2 and says which weights and experts made
+these five: weights that change at one token or at each, a layer without experts, more experts than a byte numbers, a
+prompt of which each token has its own. `<name>.expected.json` holds their rows as plain JSON, taken from the
 literals below and not read back; float32 values are exact. The rows cover what readers get wrong: a singleton, a set of
 ties larger than top_k, an id beyond the tokenizer, untruncated samples (null supports), NUL and emoji in texts, a stop
 token id and a stop string of digits, a null in every nullable column, a row that cannot be replayed, two shards, a row
@@ -39,13 +41,14 @@ from rollgen.format.manifest import (
     ModelRecord,
     PromptSource,
     Retry,
+    RoutedExperts,
     create_manifest,
     replace_manifest,
 )
 from rollgen.format.retries import RetryList
 from rollgen.format.schema import FAILURES_DIR, PLAN_FILE, PLAN_SCHEMA, has_generation, retry_file
 from rollgen.format.writer import ShardWriter
-from rollgen.rollouts import Completion, Prompt, Sampling, sample_seed
+from rollgen.rollouts import Completion, Prompt, Sampling, WeightVersions, sample_seed
 
 VOCAB_SIZE = 64
 TOKENIZER_VOCAB_SIZE = 60
@@ -90,6 +93,29 @@ def completions() -> list[Completion]:
     ]
 
 
+def completions_with_extras() -> list[Completion]:
+    """The same samples, with weights that change, and the experts of all tokens but the last."""
+    versions = [
+        WeightVersions(("step 1", "step 2 😀", "step 1"), (0, 1, 3)),
+        WeightVersions(("step 2 😀",), (0,)),
+        WeightVersions(("step 2 😀", "\x00"), (0, 1)),
+        WeightVersions(("7", "7", "8"), (0, 1, 2)),
+        WeightVersions(("8",), (0,)),
+    ]
+    return [
+        replace(completion, weight_versions=told, routed_experts=_experts(completion))
+        for completion, told in zip(completions(), versions, strict=True)
+    ]
+
+
+def _experts(completion: Completion) -> np.ndarray:
+    """int16 [P + T - 1, 3, 2]: none in layer 0, in layer 1 of the token's place, in layer 2 of the token itself."""
+    tokens = np.concatenate([completion.prompt_token_ids, completion.token_ids])[:-1]
+    place = np.arange(len(tokens))
+    layers = [np.stack([place * 0, place * 0]), np.stack([place, 299 - place]), np.stack([tokens, tokens + 200])]
+    return np.stack(layers).transpose(2, 0, 1).astype(np.int16)
+
+
 def cut_completion() -> Completion:
     """Sample 2 of prompt "7", cut at max_tokens: with it nothing of the plan is owed, and two can be retried."""
     return _completion(prompts()[1], 2, [(5, {})] * 3, logprobs=[-2.0] * 3, finish="length", text="%%%")
@@ -114,6 +140,8 @@ class Golden(NamedTuple):
 
     format_version: str
     support_logprobs: bool
+    extras: bool
+    """Weight versions and routed experts."""
     completions: list[Completion]
     retried: list[Completion]
     failures: list[Failure]
@@ -128,7 +156,11 @@ class Golden(NamedTuple):
     @property
     def columns(self) -> dict[str, bool]:
         """Whether rows have these."""
-        return {"support_logprobs": self.support_logprobs, "generation": has_generation(self.format_version)}
+        return {
+            "support_logprobs": self.support_logprobs,
+            "extras": self.extras,
+            "generation": has_generation(self.format_version),
+        }
 
 
 def datasets() -> dict[str, Golden]:
@@ -140,15 +172,22 @@ def datasets() -> dict[str, Golden]:
     died = Failure("7", 1, 2, "engine", "the engine died", TIME)
     first = {"completions": completions(), "retried": [], "failures": [*failures, died], "owed": [["7", 2]]}
     return {
-        "masks": Golden("1.0", support_logprobs=False, **first),
-        "support_logprobs": Golden("1.0", support_logprobs=True, **first),
+        "masks": Golden("1.0", support_logprobs=False, extras=False, **first),
+        "support_logprobs": Golden("1.0", support_logprobs=True, extras=False, **first),
         "generations": Golden(
             "1.1",
             support_logprobs=False,
+            extras=False,
             completions=sorted([*completions(), cut_completion()], key=lambda c: (c.prompt_index, c.sample_index)),
             retried=[retried_completion()],
             failures=[*failures, replace(died, generation=1)],
             owed=[["7", 2, 1]],
+        ),
+        "extras": Golden(
+            "1.2",
+            support_logprobs=False,
+            extras=True,
+            **first | {"completions": completions_with_extras(), "owed": [["7", 2, 0]]},
         ),
     }
 
@@ -187,7 +226,7 @@ def _completion(
     )
 
 
-def expected_row(completion: Completion, *, support_logprobs: bool, generation: bool) -> dict[str, Any]:
+def expected_row(completion: Completion, *, support_logprobs: bool, extras: bool, generation: bool) -> dict[str, Any]:
     """A row as plain values: every column of the shard, in order."""
     sampling, offsets = completion.sampling, completion.mask_offsets.tolist()
     spans = [slice(*span) if span[0] < span[1] else None for span in itertools.pairwise(offsets)]
@@ -209,6 +248,7 @@ def expected_row(completion: Completion, *, support_logprobs: bool, generation: 
         "logprobs": completion.logprobs.tolist(),
         "sampling_mask": per_token("mask_ids"),
         **support,
+        **(expected_extras(completion) if extras else {}),
         "finish_reason": completion.finish_reason,
         "stop_reason": completion.stop_reason,
         **float32,
@@ -219,6 +259,16 @@ def expected_row(completion: Completion, *, support_logprobs: bool, generation: 
         "text": completion.text,
         "prompt": completion.prompt,
         "metadata": completion.metadata,
+    }
+
+
+def expected_extras(completion: Completion) -> dict[str, Any]:
+    """The optional columns of weights and experts."""
+    versions, experts = completion.weight_versions, completion.routed_experts
+    return {
+        "weight_versions": list(versions.versions),
+        "weight_version_starts": list(versions.starts),
+        "routed_experts": experts.flatten().tolist(),
     }
 
 
@@ -244,7 +294,7 @@ def expected_plan_row(prompt: Prompt) -> dict[str, Any]:
     }
 
 
-def golden_manifest(*, format_version: str, support_logprobs: bool) -> Manifest:
+def golden_manifest(*, format_version: str, support_logprobs: bool, extras: bool = False) -> Manifest:
     """A manifest with made-up provenance."""
     identity = {"top_k": 4, "top_p": 0.95, "temperature": 0.8, "seed": 0, "support_logprobs": support_logprobs}
     engine = EngineRecord(name="golden", version="1", device="none", versions={}, processors="min_p, top_k, top_p")
@@ -271,13 +321,17 @@ def golden_manifest(*, format_version: str, support_logprobs: bool) -> Manifest:
         ),
         tokenizer_sha256=digest("tokenizer"),
         attempts=[attempt],
+        weight_versions=extras,
+        routed_experts=RoutedExperts(layers=3, top_k=2, experts=300) if extras else None,
     )
 
 
 def write_dataset(directory: Path, golden: Golden) -> None:
     """One golden dataset: prompt 0 in the first shard, the other prompts in the second, retried samples in a third."""
     directory.mkdir(parents=True)
-    manifest = golden_manifest(format_version=golden.format_version, support_logprobs=golden.support_logprobs)
+    manifest = golden_manifest(
+        format_version=golden.format_version, support_logprobs=golden.support_logprobs, extras=golden.extras
+    )
     plan = pa.Table.from_pylist([expected_plan_row(prompt) for prompt in prompts()], schema=PLAN_SCHEMA)
     pq.write_table(plan, directory / PLAN_FILE, compression="zstd", write_page_checksum=True)
     if has_generation(golden.format_version):

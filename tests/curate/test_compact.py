@@ -142,6 +142,29 @@ def split(tmp_path: Path, make_manifest: MakeManifest, make_completion: MakeComp
     return store(tmp_path / "run", make_manifest(), shards)
 
 
+def test_weights_and_experts_stay(
+    tmp_path: Path,
+    make_manifest: MakeManifest,
+    make_completion: MakeCompletion,
+    store: Callable,
+    read_shards: ReadShards,
+) -> None:
+    """Of every row, in shards that still have these columns; 24 to 78 numbers a row, and groups close at 100."""
+    manifest = make_manifest(extras=True)
+    shards = [[make_completion(prompt, k, extras=True) for prompt in range(3)] for k in range(4)]
+    directory = store(tmp_path / "run", manifest, shards)
+    before = read_shards(directory)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rollgen.format.columns.MAX_ROW_GROUP_EXPERT_IDS", 100)
+        assert compact(directory, shard_tokens=1_000).written == 1
+    after = read_shards(directory)
+    assert multiset(after) == multiset(before)
+    [row, *_] = after["part-compact-000000.parquet"]
+    assert row["weight_version_starts"] == [0, 3, 6]
+    assert len(row["routed_experts"]) == (row["prompt_length"] + row["response_length"] - 1) * 6
+    assert pq.read_metadata(list_shards(directory)[0]).num_row_groups > 1
+
+
 def keys_of(shards: dict[str, list[dict[str, Any]]]) -> list[list[tuple[int, int]]]:
     return [[key_of(row)[:2] for row in rows] for rows in shards.values()]
 

@@ -42,7 +42,7 @@ def test_prompts_of_a_dataset_without_a_plan_stay_in_the_order_they_came(
 ) -> None:
     """Five prompts of 8 tokens are 33 or more: the first five that came, or with a plan the first five of that."""
     shards = [[make_completion(index) for index in shard] for shard in ((3, 9), (5, 7), (0, 1))]
-    index = read_index(open_dataset(store(tmp_path, make_manifest(), shards)).shards, support_logprobs=False)
+    index = read_index(open_dataset(store(tmp_path, make_manifest(), shards)).shards, make_manifest().optional_columns)
     dealt = {
         planned: [index.rows.prompt_index[rows].tolist() for rows in layout.shards]
         for planned in (True, False)

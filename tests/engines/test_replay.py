@@ -36,6 +36,7 @@ SPECULATION = {"method": "ngram", "num_speculative_tokens": 3}
         pytest.param({}, {"enable_prefix_caching": False, "seed": 3}, id="operational engine arguments"),
         pytest.param({}, {"logits_processors": None, "enable_trace_replay": False}, id="refused ones switched off"),
         pytest.param({}, {"speculative_config": SPECULATION}, id="speculation, standard rejection"),
+        pytest.param({}, {"enable_return_routed_experts": True}, id="routed experts"),
         pytest.param({}, {"speculative_config": SPECULATION | {"rejection_sample_method": "block"}}, id="block"),
     ],
 )
@@ -149,10 +150,11 @@ def test_other_parameters_need_no_support() -> None:
 
 
 def test_identity_holds_what_decides_the_data() -> None:
-    """Quantization and speculation do; memory and scheduling do not; the unknown does, to be safe."""
+    """Quantization, speculation and stored experts do; memory and scheduling do not; the unknown does, to be safe."""
     arguments = {
         "quantization": "fp8",
         "speculative_config": SPECULATION,
+        "enable_return_routed_experts": True,
         "invented": 1,
         "enable_prefix_caching": False,
         "block_size": 32,
@@ -160,6 +162,7 @@ def test_identity_holds_what_decides_the_data() -> None:
     assert identity_engine_args(arguments) == {
         "quantization": "fp8",
         "speculative_config": SPECULATION,
+        "enable_return_routed_experts": True,
         "invented": 1,
     }
 

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from rollgen.engines.extras import read_experts, read_versions
 from rollgen.engines.outputs import read_outputs
+from rollgen.format.manifest import RoutedExperts
 
 pytestmark = pytest.mark.vllm
 
@@ -77,3 +79,19 @@ def test_masks_as_vllm_keeps_them_inside() -> None:
     one = first | {"sampling_mask": masks.slice_request(0, 1)}
     (single,) = read_outputs(one, truncates=True, vocab_size=16, capture="native")
     assert single.support.mask_ids.tolist() == [7, 9]
+
+
+def test_weights_and_experts() -> None:
+    """vLLM's spans and arrays, and the same as its server writes them into JSON."""
+    import numpy as np
+    from vllm.outputs import WeightVersionSpan
+    from vllm.utils.serial_utils import numpy2base64
+
+    layout = RoutedExperts(layers=2, top_k=2, experts=300)
+    experts = np.arange(16, dtype=np.uint16).reshape(4, 2, 2) + 250
+    spans = [WeightVersionSpan("default", 0, 3), WeightVersionSpan("step 2", 3, 4)]
+    versions = read_versions(spans, 4)
+    assert versions == (("default", "step 2"), (0, 3))
+    assert read_versions([vars(span) for span in spans], 4) == versions
+    for value in (experts, numpy2base64(experts)):
+        np.testing.assert_array_equal(read_experts(value, 4, layout), experts)

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollgen.format import columns
-from rollgen.format.columns import build_table, split_row_groups
+from rollgen.format.columns import build_table, split_row_groups, stored_sizes
 from rollgen.format.schema import ROW_GROUP_TOKENS, shard_schema
 from rollgen.format.writer import build_row_groups, write_parquet
-from rollgen.rollouts import FINISH_REASONS, Completion, Sampling
+from rollgen.rollouts import FINISH_REASONS, Completion, Sampling, expert_ids, text_length
 
 MakeCompletion = Callable[..., Completion]
 
@@ -57,6 +57,44 @@ def as_row(completion: Completion, *, support_logprobs: bool) -> dict[str, Any]:
     if support_logprobs and completion.support_logprobs is not None:
         row["support_logprobs"] = per_token(completion.support_logprobs)
     return row
+
+
+WITH_EXTRAS = shard_schema(support_logprobs=False, weight_versions=True, routed_experts=True)
+
+
+def test_weights_and_experts_round_trip(tmp_path: Path, make_completion: MakeCompletion) -> None:
+    """Spans as two lists, experts flat, row by row; all else as without them."""
+    rows = [make_completion(k, 0, tokens=k + 1, extras=True) for k in range(6)]
+    path = tmp_path / "shard.parquet"
+    write_parquet(path, build_row_groups(rows, WITH_EXTRAS), WITH_EXTRAS)
+    stored = pq.read_table(path).to_pylist()
+    for row, completion in zip(stored, rows, strict=True):
+        assert completion.weight_versions is not None
+        assert completion.routed_experts is not None
+        assert row.pop("weight_versions") == list(completion.weight_versions.versions)
+        assert row.pop("weight_version_starts") == list(completion.weight_versions.starts)
+        assert row.pop("routed_experts") == completion.routed_experts.flatten().tolist()
+        assert row == as_row(completion, support_logprobs=False)
+
+
+def test_new_and_stored_rows_have_the_same_size(make_completion: MakeCompletion) -> None:
+    """So a compaction cuts row groups where the writer would: versions are texts, and experts are counted."""
+    rows = [make_completion(k, 0, tokens=4, extras=k % 2 == 0) for k in range(4)]
+    with_extras, without = rows[::2], rows[1::2]
+    sizes = [
+        *stored_sizes(build_table(with_extras, WITH_EXTRAS)),
+        *stored_sizes(build_table(without, shard_schema(support_logprobs=False))),
+    ]
+    assert sizes == [(4, len(row.mask_ids), text_length(row), expert_ids(row)) for row in (*with_extras, *without)]
+    # Prompts 0 and 2 have 1 and 3 tokens: 4 and 6 positions of 3 layers with 2 experts each.
+    assert [size.expert_ids for size in sizes] == [24, 36, 0, 0]
+
+
+def test_a_row_group_is_closed_by_experts_too(make_completion: MakeCompletion, monkeypatch: pytest.MonkeyPatch) -> None:
+    """24 numbers a row: the second one passes a bound of 30."""
+    rows = [make_completion(0, k, tokens=4, extras=True) for k in range(5)]
+    monkeypatch.setattr(columns, "MAX_ROW_GROUP_EXPERT_IDS", 30)
+    assert [len(group) for group in split_row_groups(rows)] == [2, 2, 1]
 
 
 def round_trip(path: Path, completions: list[Completion], *, support_logprobs: bool) -> list[dict[str, Any]]:

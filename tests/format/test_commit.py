@@ -28,8 +28,8 @@ from rollgen.format.commit import (
     _writable,
     check_writer_name,
     live_writers,
-    read_holder,
     quarantine,
+    read_holder,
     start_section,
 )
 from rollgen.format.journal import (

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollgen.format.invariants import SUM_TOLERANCE, find_problem
-from rollgen.rollouts import FINISH_REASONS, Completion, Sampling
+from rollgen.rollouts import FINISH_REASONS, Completion, Sampling, WeightVersions
 
 MakeCompletion = Callable[..., Completion]
 VOCAB_SIZE = 100
@@ -59,8 +59,19 @@ FULL = replace(
 )
 
 
+WITH_EXTRAS = replace(
+    VALID,
+    weight_versions=WeightVersions(("a", "b"), (0, 2)),
+    routed_experts=np.array([[[0, 0], [1, 0]]] * 3, np.int16),  # a layer without experts, and one with
+)
+
+
 @pytest.mark.parametrize("reason", FINISH_REASONS)
-@pytest.mark.parametrize("completion", [VALID, replace(VALID, support_logprobs=None), FULL], ids=["all", "no", "full"])
+@pytest.mark.parametrize(
+    "completion",
+    [VALID, replace(VALID, support_logprobs=None), FULL, WITH_EXTRAS],
+    ids=["all", "no", "full", "extras"],
+)
 def test_a_valid_completion_passes(completion: Completion, reason: str) -> None:
     """With support logprobs, without, and without supports at all; whatever the finish reason."""
     assert find_problem(replace(completion, finish_reason=reason), VOCAB_SIZE) is None
@@ -150,6 +161,19 @@ CORRUPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "another logprob than the sampled one": (
         {"support_logprobs": f32(math.log(0.25), math.log(0.75), 0, HALF, HALF)},
         "support_logprobs disagree",
+    ),
+    "a version too few": ({"weight_versions": WeightVersions(("a",), (0, 1))}, "1 weight versions and 2 starts"),
+    "no version": ({"weight_versions": WeightVersions((), ())}, "do not start at 0"),
+    "a late version": ({"weight_versions": WeightVersions(("a",), (1,))}, "do not start at 0"),
+    "versions of no tokens": ({"weight_versions": WeightVersions(("a", "b"), (0, 0))}, "do not start at 0 and rise"),
+    "a version of no token": ({"weight_versions": WeightVersions(("a", "b"), (0, 3))}, "rise below 3 tokens"),
+    "an empty version": ({"weight_versions": WeightVersions(("a", ""), (0, 2))}, "a weight version is empty"),
+    "experts of the last token": ({"routed_experts": np.ones((4, 2, 2), np.int16)}, "[4, 2, 2], not those of 3 tokens"),
+    "experts without layers": ({"routed_experts": np.ones((3, 4), np.int16)}, "[3, 4], not those of 3 tokens"),
+    "a negative expert": ({"routed_experts": np.full((3, 2, 2), -1, np.int16)}, "number of an expert is negative"),
+    "experts left out": (
+        {"routed_experts": np.array([[[0, 1]], [[0, 0]], [[1, 0]]], np.int16)},
+        "position 1: expert 0 alone in all layers",
     ),
 }
 

@@ -23,6 +23,7 @@ from rollgen.format.manifest import (
     read_manifest,
     replace_manifest,
 )
+from rollgen.format.schema import FORMAT_VERSION
 
 MakeManifest = Callable[..., Manifest]
 
@@ -154,7 +155,7 @@ def test_its_own_hash_is_not_optional(tmp_path: Path, stored: Manifest) -> None:
     path.write_text(text)
     with pytest.raises(DatasetError, match="sha256 is not that of its content"):
         read_manifest(tmp_path)
-    path.write_text(text.replace('"format_version": "1.1"', '"format_version": "1.0"'))
+    path.write_text(text.replace(f'"format_version": "{FORMAT_VERSION}"', '"format_version": "1.0"'))
     assert read_manifest(tmp_path).format_version == "1.0"
 
 

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rollgen.errors import DatasetError, MissingFile, Unreadable
-from rollgen.format import footer, pages
+from rollgen.format import footer, pages, parquet
 from rollgen.format.parquet import CheckedParquet, open_parquet, translated
 
 READ_WITH_LITTLE_MEMORY = """
@@ -110,3 +110,26 @@ def test_texts_that_repeat_each_other_are_bounded(tmp_path: Path, monkeypatch: p
     assert path.stat().st_size < 10_000
     with open_parquet(path) as file, pytest.raises(ValueError, match="bytes once decoded; the limit is"):
         file.check(0, ["text"])
+
+
+def texts_of(path: Path, text: str, *, lists: bool) -> Path:
+    """2^12 rows that refer to one text in a dictionary: plain, or a list of it alone."""
+    values = pa.DictionaryArray.from_arrays(pa.array(np.zeros(1 << 12, np.int32)), pa.array([text])).cast(pa.string())
+    kind = pa.list_(pa.field("element", pa.string(), nullable=False))
+    column = pa.ListArray.from_arrays(np.arange((1 << 12) + 1, dtype=np.int32), values, kind) if lists else values
+    pq.write_table(pa.table({"a": column}), path, compression="zstd", write_page_checksum=True)
+    return path
+
+
+@pytest.mark.parametrize("lists", [False, True], ids=["texts", "lists of texts"])
+def test_texts_count_as_often_as_they_are_looked_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lists: bool
+) -> None:
+    """4,096 times 100 bytes, though the file has them once: above a limit of 100 kB, below one of a megabyte."""
+    path = texts_of(tmp_path / "texts.parquet", "x" * 100, lists=lists)
+    with open_parquet(path) as file:
+        monkeypatch.setattr(parquet, "MAX_DECODED_BYTES", 1 << 20)
+        assert len(file.read(0, ["a"])) == 1 << 12
+        monkeypatch.setattr(parquet, "MAX_DECODED_BYTES", 100_000)
+        with pytest.raises(ValueError, match="bytes once decoded; the limit is 100000"):
+            file.read(0, ["a"])

@@ -20,11 +20,13 @@ import pytest
 
 from rollgen.config import digest
 from rollgen.errors import DatasetError
+from rollgen.format.columns import build_table
 from rollgen.format.commit import WriterSlot, quarantine
 from rollgen.format.journal import JournalLine
 from rollgen.format.manifest import Manifest, create_manifest
 from rollgen.format.reader import open_dataset, open_shard, read_row_group, stored_keys, verify_shard
 from rollgen.format.schema import FOOTER_CONFIG_DIGEST, FOOTER_FORMAT_VERSION, parquet_options, shard_schema
+from rollgen.rollouts import Completion
 
 IDENTITY = {"model": "tiny"}
 DIGEST = digest(IDENTITY)
@@ -279,6 +281,16 @@ def replaced(name: str, values: Any, kind: pa.DataType) -> pa.Table:
         pytest.param(replaced("token_ids", [1] * 4, pa.int32()), "token_ids is int32, not list", id="not a list"),
         pytest.param(replaced("token_ids", [[1]] * 4, pa.list_(pa.int64())), "token_ids is list", id="wider element"),
         pytest.param(replaced("sampling_mask", [[1]] * 4, pa.list_(pa.int32())), "sampling_mask is list", id="flat"),
+        pytest.param(
+            make_table().append_column("weight_versions", pa.array([["a"]] * 4)),
+            "weight_version_starts is missing",
+            id="versions of no tokens",
+        ),
+        pytest.param(
+            make_table().append_column("routed_experts", pa.array([[1]] * 4, pa.list_(pa.int32()))),
+            "routed_experts is list<element: int32>, not list<element: int16 not null>",
+            id="wider experts",
+        ),
     ],
 )
 def test_wrong_schema(tmp_path: Path, table: pa.Table, message: str) -> None:
@@ -296,6 +308,23 @@ def as_others_write(table: pa.Table) -> pa.Table:
         return pa.large_string() if pa.types.is_string(kind) else kind
 
     return table.cast(pa.schema([pa.field(field.name, loose(field.type)) for field in table.schema]))
+
+
+def test_weights_and_experts_of_others(tmp_path: Path, make_completion: Callable[..., Completion]) -> None:
+    """Large lists of large strings become those of the format; a null among them is refused."""
+    schema = shard_schema(support_logprobs=False, weight_versions=True, routed_experts=True)
+    table = build_table([make_completion(k, 0, extras=True) for k in range(4)], schema)
+    with open_shard(write(tmp_path / "x.parquet", as_others_write(table))) as reader:
+        assert read_row_group(reader, 0).equals(table.slice(0, reader.row_group_rows[0]))
+    column = as_others_write(table)["weight_versions"].to_pylist()
+    nulls = pa.array([[None], *column[1:]], pa.large_list(pa.field("item", pa.large_string())))
+    place = table.schema.get_field_index("weight_versions")
+    changed = as_others_write(table).set_column(place, "weight_versions", nulls)
+    with (
+        open_shard(write(tmp_path / "y.parquet", changed)) as reader,
+        pytest.raises(DatasetError, match="column weight_versions holds 1 null elements"),
+    ):
+        read_row_group(reader, 0)
 
 
 def test_other_list_flavours_become_the_v1_types(tmp_path: Path) -> None:

@@ -42,6 +42,23 @@ def test_reads_back_what_was_written(make_dataset: Callable[..., Any], support_l
         assert read.sampling.max_tokens == written.sampling.max_tokens
 
 
+def test_weights_are_read_back(tmp_path: Path, make_extras: Callable[..., Path]) -> None:
+    """Spans with their ends; experts, a thousand numbers in front of nobody, are not."""
+    sample = read_sample(make_extras(tmp_path / "run"), "p1:0")
+    assert sample.completion.routed_experts is None
+    spans = [("step 0", 0, 3), ("step 3", 3, 6), ("step 6", 6, 8)]
+    assert sample.weights == spans
+    shown = sample.to_json()["weight_versions"]
+    assert shown == [{"version": version, "start": start, "end": end} for version, start, end in spans]
+
+
+def test_without_weights_there_are_none(make_dataset: Callable[..., Any]) -> None:
+    """Nothing is made up."""
+    sample = read_sample(make_dataset(0).directory, "p0")
+    assert sample.weights is None
+    assert sample.to_json()["weight_versions"] is None
+
+
 def test_place_and_plan(make_dataset: Callable[..., Any]) -> None:
     """p5 is in the second of three shards of twelve rows; four samples were planned, three are stored."""
     directory, _ = make_dataset(0)

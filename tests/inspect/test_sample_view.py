@@ -16,6 +16,7 @@ from rich.console import Console
 from rollgen.inspect.decoding import Decoder
 from rollgen.inspect.sample import Sample, read_sample
 from rollgen.inspect.sample_view import BANDS, Column, columns_of, percent, render_sample, style_of, visible, wrap
+from rollgen.rollouts import WeightVersions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,6 +31,26 @@ def shown(sample: Sample, at: int | None = None, *, width: int = 80, colour: boo
     )
     render_sample(sample, console, at)
     return console.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        pytest.param(WeightVersions(("step 7",), (0,)), "step 7 for all tokens", id="one"),
+        pytest.param(WeightVersions(("a", "b"), (0, 2)), "a for tokens 0-1 · b for tokens 2-5", id="two"),
+        pytest.param(
+            WeightVersions(tuple("abcdef"), tuple(range(6))),
+            "a for tokens 0-0 · b for tokens 1-1 · c for tokens 2-2 · d for tokens 3-3 · 2 more; --json has all",
+            id="many",
+        ),
+        pytest.param(WeightVersions(("\x1b[31m",), (0,)), "\\x1b[31m for all tokens", id="hostile"),
+    ],
+)
+def test_weights(make_completion: Callable[..., Any], told: WeightVersions, expected: str) -> None:
+    """Which weights sampled which of six tokens, on one line."""
+    sample = sample_of(make_completion, [5, 6, 7, 8, 9, 10], weight_versions=told)
+    assert f"Weights {expected}" in " ".join(shown(sample, width=200).split())
+    assert "Weights" not in shown(sample_of(make_completion, [5]))
 
 
 def sample_of(

@@ -52,6 +52,12 @@ def test_view_fits_the_console(make_dataset: Callable[..., Any], width: int) -> 
     assert max(map(len, shown(stats, width=width).splitlines())) <= width
 
 
+def test_view_names_what_is_stored(tmp_path: Path, make_extras: Callable[..., Path]) -> None:
+    """Beside the supports, what the engine told of weights and experts."""
+    output = shown(dataset_stats(make_extras(tmp_path / "run")), width=120)
+    assert "without support logprobs · weight versions · routed experts · format 1.2" in output
+
+
 def test_view_names_the_figures(make_dataset: Callable[..., Any]) -> None:
     """36 of 48 samples, 12 owed, one input row skipped, a bar for each bin."""
     output = shown(dataset_stats(make_dataset(0, support_logprobs=True).directory), width=120)

@@ -49,7 +49,19 @@ def test_replicas_and_the_death_of_one(rollgen: Any, tiny_model: Path, prompts: 
     """Two engines of one process; one is killed at work: the other goes on, every sample is there once."""
     out = tmp_path / "out"
     running = rollgen.start(
-        "generate", prompts, "--model", tiny_model, "--out", out, *SETTINGS, *MEMORY, "--replicas", 2, "--n", 8, "--json"
+        "generate",
+        prompts,
+        "--model",
+        tiny_model,
+        "--out",
+        out,
+        *SETTINGS,
+        *MEMORY,
+        "--replicas",
+        2,
+        "--n",
+        8,
+        "--json",
     )
     wait_for(lambda: any((out / "data").glob("part-*")) or running.poll() is not None, "no commit")
     engines = [

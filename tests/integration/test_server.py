@@ -56,7 +56,7 @@ def starting(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
         server.start()
     yield servers
     for server in servers.values():
-        server.kill()
+        server.stop()
 
 
 @pytest.fixture(scope="module")

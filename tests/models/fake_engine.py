@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from rollgen.engines.base import Capture, SampleRequest
+from rollgen.engines.base import Capture, Extras, SampleRequest
 from rollgen.errors import EngineError
 from rollgen.format.manifest import EngineRecord
 from rollgen.rollouts import Completion
@@ -44,6 +44,7 @@ class FakeEngine:
         self.record = EngineRecord(name="fake", version="1", device="cpu", versions={}, processors="top_k, top_p")
         self.capture = capture
         self.dtype = dtype
+        self.extras = Extras()
         self.window = window
         self.resampled = 0
         self.tokens = 0

@@ -13,6 +13,7 @@ from models.fake_engine import FakeEngine, Key
 from rollgen.config import RunConfig
 from rollgen.format.journal import list_shards
 from rollgen.loop.engines import Engines
+from rollgen.loop.place import Place
 from rollgen.loop.report import Reporter, RunStats
 from rollgen.loop.run import generate
 from rollgen.preflight import Preflight
@@ -25,6 +26,7 @@ class Recorder:
         self.phases: list[str] = []
         self.notes: list[str] = []
         self.starts: list[Path] = []
+        self.grew: list[Path] = []
         self.last: RunStats | None = None
         self.prompts = 0
 
@@ -37,8 +39,11 @@ class Recorder:
     def note(self, message: str) -> None:
         self.notes.append(message)
 
-    def started(self, directory: Path, preflight: Preflight, manifest: object) -> None:
-        self.starts.append(directory)
+    def started(self, place: Place, preflight: Preflight, manifest: object) -> None:
+        self.starts.append(place.directory)
+
+    def grown(self, place: Place) -> None:
+        self.grew.append(place.directory)
 
     def progress(self, stats: RunStats) -> None:
         self.last = stats

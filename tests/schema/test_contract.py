@@ -16,16 +16,18 @@ from rollgen.config import digest
 from rollgen.format import schema as code
 from rollgen.format.failures import Failure
 from rollgen.format.journal import JournalLine
-from rollgen.format.manifest import Attempt, Manifest, Retry
+from rollgen.format.manifest import Attempt, Manifest, Retry, RoutedExperts
 from rollgen.rollouts import sample_seed
 
 SCHEMA = Path(__file__).parents[2] / "schema"
 SPEC = (SCHEMA / "SPEC.md").read_text(encoding="utf-8")
 COLUMNS = json.loads((SCHEMA / "v1" / "columns.json").read_text(encoding="utf-8"))
 MANIFEST_SCHEMA = json.loads((SCHEMA / "v1" / "manifest.schema.json").read_text(encoding="utf-8"))
-SINCE_1_1 = {"retries", "plan_sha256"}
+ADDED = {"retries", "plan_sha256", "weight_versions", "routed_experts"}
+"""By a MINOR."""
 SCALARS = {
     "bool": pa.bool_(),
+    "int16": pa.int16(),
     "int32": pa.int32(),
     "int64": pa.int64(),
     "float": pa.float32(),
@@ -51,13 +53,16 @@ def declared(columns: list[dict[str, Any]], *, optional: bool) -> pa.Schema:
 @pytest.mark.parametrize("optional", [False, True])
 def test_shard_columns_are_those_of_the_code(optional: bool) -> None:
     """Same names, order, types and nullability, with and without the optional column."""
-    assert declared(COLUMNS["shard"], optional=optional).equals(code.shard_schema(support_logprobs=optional))
+    chosen = dict.fromkeys(code.OPTIONAL_COLUMNS, optional)
+    assert declared(COLUMNS["shard"], optional=optional).equals(code.shard_schema(**chosen))
 
 
-def test_columns_of_an_older_minor_are_those_of_the_code() -> None:
-    """Without the columns that say `since`, in the same order."""
-    first = [column for column in COLUMNS["shard"] if "since" not in column]
-    assert declared(first, optional=True).equals(code.shard_schema(support_logprobs=True, generation=False))
+@pytest.mark.parametrize("minor", ["1.0", "1.1"])
+def test_columns_of_an_older_minor_are_those_of_the_code(minor: str) -> None:
+    """Without the columns that say a later `since`, in the same order."""
+    then = [column for column in COLUMNS["shard"] if column.get("since", "1.0") <= minor]
+    made = code.shard_schema(support_logprobs=True, generation=code.has_generation(minor))
+    assert declared(then, optional=True).equals(made)
 
 
 @pytest.mark.parametrize(("table", "schema"), [("plan", code.PLAN_SCHEMA), ("retry", code.RETRY_SCHEMA)])
@@ -84,7 +89,7 @@ def test_footer_keys_and_version_are_those_of_the_code() -> None:
 def shape(schema: dict[str, Any]) -> Any:
     """A JSON Schema reduced to what both sides must agree on: properties, types, constants, required keys."""
     if "anyOf" in schema:
-        return {"type": sorted(option["type"] for option in schema["anyOf"])}
+        return {"type": sorted(option.get("type") or option["$ref"] for option in schema["anyOf"])}
     reduced = {key: schema[key] for key in ("type", "const", "enum", "$ref") if key in schema}
     if isinstance(reduced.get("type"), list):
         reduced["type"] = sorted(reduced["type"])
@@ -111,12 +116,12 @@ def test_manifest_schema_is_that_of_the_code() -> None:
 
 def test_manifest_requires_every_key() -> None:
     """Writers write all keys, also those that the code could default; those of a later MINOR stay optional."""
-    assert MANIFEST_SCHEMA["required"] == [name for name in Manifest.model_fields if name not in SINCE_1_1]
+    assert MANIFEST_SCHEMA["required"] == [name for name in Manifest.model_fields if name not in ADDED]
 
 
-@pytest.fixture(params=["masks", "generations"])
+@pytest.fixture(params=["masks", "generations", "extras"])
 def golden_manifest(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """A manifest as it is on disk, of format 1.0 and 1.1."""
+    """A manifest as it is on disk, of format 1.0, 1.1 and 1.2."""
     path = SCHEMA / "conformance" / "golden" / request.param / "rollgen.json"
     return dict(json.loads(path.read_text(encoding="utf-8")))
 
@@ -139,6 +144,8 @@ def test_real_manifest_is_valid(golden_manifest: dict[str, Any]) -> None:
         ("model", {"name": "m"}),
         ("attempts", [{}]),
         ("retries", [{"generation": 0}]),
+        ("weight_versions", 1),
+        ("routed_experts", {"layers": 0, "top_k": 2, "experts": 4}),
     ],
 )
 def test_wrong_manifest_is_invalid(golden_manifest: dict[str, Any], key: str, value: object) -> None:
@@ -161,7 +168,7 @@ def test_spec_names_every_key_of_a_line(kind: type) -> None:
         assert f"`{key}`" in SPEC
 
 
-@pytest.mark.parametrize("kind", [Manifest, Attempt, Retry])
+@pytest.mark.parametrize("kind", [Manifest, Attempt, Retry, RoutedExperts])
 def test_spec_names_every_key_of_the_manifest(kind: type[BaseModel]) -> None:
     """The prose leaves none out."""
     for key in kind.model_fields:

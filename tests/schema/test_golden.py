@@ -30,7 +30,7 @@ GOLDEN = CONFORMANCE / "golden"
 SPEC = (CONFORMANCE.parent / "SPEC.md").read_text(encoding="utf-8")
 FIRST = ("masks", "support_logprobs")
 """Of format 1.0, without generations."""
-NAMES = (*FIRST, "generations")
+NAMES = (*FIRST, "generations", "extras")
 
 
 def expected(name: str) -> dict[str, Any]:
@@ -112,16 +112,27 @@ def test_loader_finds_the_expected_samples(name: str) -> None:
         assert ids == row["sampling_mask"]
 
 
+def test_loader_finds_weights_and_experts() -> None:
+    """Spans as they are stored, and tensors of the shape that the manifest says."""
+    dataset = RolloutDataset(GOLDEN / "extras", allow_unreplayable=True, routed_experts=True)
+    for index, row in enumerate(expected("extras")["rows"]):
+        rollout = dataset[index]
+        assert rollout.weight_versions == (tuple(row["weight_versions"]), tuple(row["weight_version_starts"]))
+        assert rollout.routed_experts is not None
+        assert rollout.routed_experts.shape == (row["prompt_length"] + row["response_length"] - 1, 3, 2)
+        assert rollout.routed_experts.flatten().tolist() == row["routed_experts"]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_shards_agree_with_the_journal(name: str) -> None:
     """Sizes, footers, digests and every page."""
     dataset = open_dataset(GOLDEN / name)
-    assert len(dataset.shards) == (2 if name in FIRST else 3)
+    assert len(dataset.shards) == (3 if name == "generations" else 2)
     for shard in dataset.shards:
         verify_shard(shard.path, line=shard.line, config_digest=dataset.manifest.config_digest)
 
 
-@pytest.mark.parametrize("name", FIRST)
+@pytest.mark.parametrize("name", [*FIRST, "extras"])
 def test_what_is_owed(name: str) -> None:
     """Six planned samples, five stored; the stored one's failure line and the tombstone's count for nothing."""
     stats = dataset_stats(GOLDEN / name)
@@ -221,4 +232,4 @@ def test_script_makes_the_same_values(script: dict[str, Any], tmp_path: Path) ->
 
 def test_golden_is_small() -> None:
     """It lives in the repository."""
-    assert sum(path.stat().st_size for path in GOLDEN.rglob("*") if path.is_file()) < 100_000
+    assert sum(path.stat().st_size for path in GOLDEN.rglob("*") if path.is_file()) < 150_000

@@ -59,9 +59,9 @@ def drop_line(path: Path, number: int) -> str:
 class Damage:
     """What can be done to a dataset: every method does one thing, and says what must be found."""
 
-    def __init__(self, directory: Path, rewrite: Any, set_line: Any, add_retry: Any) -> None:
+    def __init__(self, directory: Path, rewrite: Any, set_line: Any, add_retry: Any, make_dataset: Any = None) -> None:
         self.directory = directory
-        self.rewrite, self.set_line, self.add_retry = rewrite, set_line, add_retry
+        self.rewrite, self.set_line, self.add_retry, self.make_dataset = rewrite, set_line, add_retry, make_dataset
         self.first, self.second = directory / FIRST, directory / SECOND
         self.journal = directory / JOURNAL
 
@@ -181,6 +181,13 @@ class Damage:
         self._change_row(logprobs=[math.nan] * 8)
         return [("logprobs", FIRST, f"{PLACE}, token 0", 8)]
 
+    def extras(self) -> list[Found]:
+        """A dataset with weights and experts, of which nothing else is found."""
+        shutil.rmtree(self.directory)
+        self.make_dataset(self.directory, extras=True)
+        self._change_row(weight_version_starts=[1, 3, 6])
+        return [("extras", FIRST, PLACE, 1)]
+
 
 PLACE = "row group 2, row 1 (p2, 1)"
 DAMAGES = [name for name in vars(Damage) if not name.startswith("_")]
@@ -191,9 +198,11 @@ def _hashes(path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_each_kind_is_found_alone(directory: Path, rewrite: Any, set_line: Any, add_retry: Any, name: str) -> None:
+def test_each_kind_is_found_alone(
+    directory: Path, rewrite: Any, set_line: Any, add_retry: Any, make_dataset: Any, name: str
+) -> None:
     """At its place, and nothing follows from it that is not wrong itself. The findings have one line each."""
-    expected = getattr(Damage(directory, rewrite, set_line, add_retry), name)()
+    expected = getattr(Damage(directory, rewrite, set_line, add_retry, make_dataset), name)()
     verification = verify_dataset(directory)
     assert found(verification) == expected
     assert not verification.is_clean
@@ -225,7 +234,7 @@ def test_a_sound_dataset_is_clean(directory: Path) -> None:
     assert verification.is_clean
 
 
-@pytest.mark.parametrize("name", ["masks", "support_logprobs", "generations"])
+@pytest.mark.parametrize("name", ["masks", "support_logprobs", "generations", "extras"])
 def test_golden_datasets_are_clean(name: str) -> None:
     """Two of them in format 1.0. Nothing is changed."""
     before = _snapshot(GOLDEN / name)

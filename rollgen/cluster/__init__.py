@@ -1,0 +1,17 @@
+"""Many engines on a Ray cluster, one dataset: `rollgen generate --ray`.
+
+connect.py   joining a cluster or starting a local one; what it has room for
+tasks.py     what is owed, cut into tasks; Ray Data hands these to replicas, and again when a replica dies
+slot.py      where the shards of one task go, safe against those who were believed dead
+receipts.py  what a shard settles, read from the shard itself
+board.py     the one place where replicas tell the driver what happened, and are told to stop
+replica.py   the Ray Data actor: one engine, several tasks at once
+books.py     what the driver makes of the news: journal, failures, totals, deaths
+crew.py      the whole as a `loop.crew.Crew`: rounds until nothing is owed
+
+The files are the truth. A replica commits the shards of its tasks itself, into the dataset directory, which all nodes
+share; what Ray carries besides the tasks is news of them. So a result that Ray loses, doubles or brings late costs
+nothing: after each round the driver looks at the directory, and what is not there goes round again.
+
+This package alone imports Ray, and is imported only when Ray is asked for.
+"""

@@ -1,0 +1,181 @@
+"""What the driver makes of the news: journal lines, failure lines, totals, and whether it is worth going on.
+
+News may come twice, late or never: a shard counts once, by its name, and what is told of nowhere is found by its file.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from rollgen.cluster.board import (
+    Committed,
+    Died,
+    Failed,
+    Loaded,
+    News,
+    Refused,
+    Resampled,
+    Rested,
+    Started,
+    Warned,
+)
+from rollgen.cluster.receipts import Positions, Receipt, read_receipt
+from rollgen.cluster.tasks import Task
+from rollgen.engines.base import SampleRequest
+from rollgen.errors import EngineError, RollgenError, TooManyFailures
+from rollgen.format.failures import Stage
+from rollgen.format.journal import list_shards, parse_shard_name
+from rollgen.loop.crew import Job
+from rollgen.loop.engines import BARREN_DEATHS
+from rollgen.loop.sampling import record_failure
+
+_SILENT: Final = "its process ended without a word: was it killed, or out of memory?"
+_CONTINUE: Final = "finished samples are stored, continue with --resume"
+
+
+@dataclass(slots=True)
+class _Replica:
+    """What is known of one replica."""
+
+    place: str = "?"
+    lives: bool = False
+    rested: bool = False
+    barren: int = 0
+    """Deaths since it stored something."""
+
+
+class Books:
+    """The books of one job. `positions` are those of its run."""
+
+    def __init__(self, job: Job, positions: Positions, *, replicas: int) -> None:
+        self._job = job
+        self._positions = positions
+        self._restarts_left = job.preflight.config.max_restarts * replicas
+        self._replicas: dict[str, _Replica] = {}
+        self._received: set[str] = set()
+        self._failed: set[int] = set()
+        self._sampling_since: float | None = None
+        self.last_death = ""
+        """Of a replica, in words."""
+        self.problem: RollgenError | None = None
+        """Why the job cannot go on."""
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether every replica that lives has committed what it had."""
+        return all(replica.rested or not replica.lives for replica in self._replicas.values())
+
+    def begin_round(self) -> None:
+        """The replicas of the last round are gone."""
+        self._replicas.clear()
+
+    def enter(self, news: Iterable[tuple[str, News]]) -> None:
+        """Take note of what replicas have posted, and tell how far the job is.
+
+        Raises DatasetError when a journal or failure line cannot be written.
+        """
+        for name, each in news:
+            self._enter(self._replicas.setdefault(name, _Replica()), each)
+        if self._sampling_since is not None:
+            self._job.stats.seconds = time.monotonic() - self._sampling_since
+        self._job.reporter.progress(self._job.stats)
+
+    def close_round(self, tasks: Iterable[Task]) -> None:
+        """Look after what was stored and never told. From now on nobody can store anything of these tasks.
+
+        Raises DatasetError for a shard that is damaged.
+        """
+        slot, names = self._job.slot, {task.name for task in tasks}
+        with slot.section():
+            slot.renew()
+            shards = [path for path in list_shards(slot.directory) if path.name not in self._received]
+        digest = self._job.manifest.config_digest
+        for path in shards:
+            parsed = parse_shard_name(path.name)
+            if parsed is not None and parsed[0] in names:
+                self._received_shard(read_receipt(path, None, digest, self._positions))
+
+    def _enter(self, replica: _Replica, news: News) -> None:
+        match news:
+            case Started():
+                if replica.lives:
+                    self._died(replica, _SILENT)
+                replica.lives, replica.rested, replica.place = True, False, news.place
+            case Loaded():
+                self._loaded()
+            case Committed():
+                replica.barren = 0
+                self._received_shard(news.receipt)
+            case Failed():
+                self._sample_failed(news.request, news.stage, news.error)
+            case Resampled():
+                self._job.stats.resampled += news.count
+            case Warned():
+                self._job.reporter.note(f"{replica.place}: {news.message}")
+            case Died():
+                self._died(replica, news.message)
+            case Refused():
+                self._give_up(news.error)
+            case Rested():
+                replica.rested = True
+
+    def _loaded(self) -> None:
+        if self._sampling_since is None:
+            self._sampling_since = time.monotonic()
+            self._job.reporter.phase("generate")
+
+    def _received_shard(self, receipt: Receipt) -> None:
+        """Its line is durable on return."""
+        if receipt.line.file in self._received:
+            return
+        self._job.slot.append(receipt.line)
+        self._received.add(receipt.line.file)
+        stats = self._job.stats
+        stats.stored += receipt.line.rows
+        stats.tokens += receipt.line.tokens
+        stats.mask_ids += receipt.line.mask_ids
+        stats.masked_tokens += receipt.masked_tokens
+        stats.length_finishes += receipt.length_finishes
+        for position in receipt.positions.tolist():
+            self._job.owed.settle(position)
+            if position in self._failed:  # by a replica that died, and was made by the next one
+                self._failed.remove(position)
+                stats.failed -= 1
+
+    def _sample_failed(self, request: SampleRequest, stage: Stage, error: str) -> None:
+        job = self._job
+        position = self._positions.of_request(request)
+        if position in self._failed:
+            return
+        record_failure(job.failures, job.discretion, request, stage, error)
+        self._failed.add(position)
+        job.owed.settle(position)
+        job.stats.failed += 1
+        if job.stats.failed > job.max_failures:
+            self._give_up(
+                TooManyFailures(
+                    f"{job.stats.failed} samples failed, more than --max-failures {job.max_failures} allows, the last "
+                    f"one ({request.prompt.prompt_id}, {request.sample_index}) for: {error}; see failures/, then "
+                    "continue with --resume"
+                )
+            )
+
+    def _died(self, replica: _Replica, why: str) -> None:
+        replica.lives = False
+        replica.barren += 1
+        message = self.last_death = f"the replica on {replica.place} has died: {why}"
+        if replica.barren == BARREN_DEATHS:
+            times = f"{BARREN_DEATHS} times without storing a sample"
+            self._give_up(EngineError(f"{message}; that is {times}; {_CONTINUE}"))
+        elif self._restarts_left == 0:
+            self._give_up(EngineError(f"{message} after {self._job.stats.restarts} restarts; {_CONTINUE}"))
+        else:
+            self._restarts_left -= 1
+            self._job.stats.restarts += 1
+            self._job.reporter.note(f"{message}; Ray starts it again ({self._restarts_left} more restarts are allowed)")
+
+    def _give_up(self, problem: RollgenError) -> None:
+        self.problem = self.problem or problem

@@ -1,0 +1,113 @@
+"""Joining a Ray cluster, or starting a local one, and what it has room for."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, redirect_stdout
+from typing import Any, Final
+
+# Read by Ray when it is imported, and when it starts: after a lost connection it must not start a cluster of its own,
+# and it writes to our standard error what it takes for an error.
+os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
+os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+
+import ray
+
+from rollgen.config import RunConfig
+from rollgen.errors import UsageError
+
+LOCAL: Final = "local"
+LOCAL_STORE_BYTES: Final = 128 << 20
+"""Of shared memory for a Ray that is started here: it carries tasks, not data."""
+REPLICA_CPUS: Final = 0.25
+"""That a replica reserves. Ray Data needs some too, and hangs in silence when replicas have taken all."""
+
+
+def connect(address: str) -> ExitStack:
+    """Join the cluster at `address`, or start one here; closing what this returns leaves it again.
+
+    Where this process has joined one already, that is used, and not left. Raises UsageError with the fix when there is
+    no cluster. Standard output is for data, and Ray tells there what its nodes tell: to standard error with it.
+    """
+    if address.startswith("ray://"):
+        raise UsageError(
+            f"--ray {address}: a client cannot commit shards; start rollgen on a node of the cluster, for example with "
+            "`ray job submit`"
+        )
+    connection = ExitStack()
+    if ray.is_initialized():
+        return connection
+    if address == LOCAL:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    started: dict[str, Any] = {"include_dashboard": False, "object_store_memory": LOCAL_STORE_BYTES}
+    connection.enter_context(redirect_stdout(sys.stderr))
+    connection.callback(ray.shutdown)
+    try:
+        with _kept_signals():
+            ray.init(
+                address=address,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                **(started if address == LOCAL else {}),
+            )
+    except (ConnectionError, ValueError, RuntimeError, OSError) as error:
+        connection.close()
+        raise UsageError(
+            f"--ray {address}: {' '.join(str(error).split())}; start a cluster with `ray start --head`, give its "
+            f"address, or use --ray {LOCAL}"
+        ) from error
+    return connection
+
+
+def gpus_per_replica(config: RunConfig) -> int:
+    """GPUs that each replica is to have. Raises UsageError when no node has so many."""
+    largest = int(max(_resource("GPU"), default=0))
+    if config.gpus_per_replica is not None:
+        wanted, whose = config.gpus_per_replica, f"--gpus-per-replica {config.gpus_per_replica}"
+    else:
+        sizes = config.tensor_parallel_size * config.pipeline_parallel_size * config.data_parallel_size
+        wanted, whose = (sizes if largest else 0), f"the parallel sizes ask for {sizes} GPUs a replica"
+    if wanted > largest:
+        raise UsageError(f"{whose}: no node of the cluster has more than {largest} GPUs")
+    return wanted
+
+
+def room_note(replicas: int, gpus: int) -> str | None:
+    """What to say when the cluster has no room for so many replicas now."""
+    room = int(sum(free // gpus for free in _resource("GPU")) if gpus else sum(_resource("CPU")) // REPLICA_CPUS)
+    if room >= replicas:
+        return None
+    what = f"{sum(_resource('GPU')):g} GPUs" if gpus else f"{sum(_resource('CPU')):g} CPUs"
+    return (
+        f"--replicas {replicas}: the cluster has {what} on {len(_nodes())} nodes, room for {room} replicas; the others "
+        "start when there is room"
+    )
+
+
+def _resource(name: str) -> list[float]:
+    """How much of it each node has, taken or not."""
+    return [float(node["Resources"].get(name, 0)) for node in _nodes()]
+
+
+def _nodes() -> list[dict[str, Any]]:
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return [node for node in nodes if node["Alive"]]
+
+
+@contextmanager
+def _kept_signals() -> Iterator[None]:
+    """Ray ends the process on SIGTERM, at once: that is not for Ray to decide."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if before is not None:  # None: not installed from Python, so that Python cannot put it back
+            signal.signal(signal.SIGTERM, before)

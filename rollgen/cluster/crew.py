@@ -1,0 +1,203 @@
+"""Replicas on a Ray cluster as a `loop.crew.Crew`: rounds of tasks through Ray Data until nothing is owed.
+
+One round makes everything, as long as replicas live. What it leaves out, because they died over it, is cut into new
+tasks for the next round. One that stores nothing is the last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+import ray
+import ray.data
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from rollgen.cluster.board import Board
+from rollgen.cluster.books import Books
+from rollgen.cluster.connect import REPLICA_CPUS, connect, gpus_per_replica, room_note
+from rollgen.cluster.engine import VLLM, EngineFacts, EngineSpec, examine
+from rollgen.cluster.receipts import Positions
+from rollgen.cluster.replica import Orders, Replica
+from rollgen.cluster.slot import Employer
+from rollgen.cluster.tasks import Task, cut_tasks
+from rollgen.errors import EngineError, RollgenError, UsageError
+from rollgen.loop.crew import Job
+from rollgen.loop.sampling import TICK_SECONDS
+from rollgen.preflight import Preflight
+
+TASKS_AT_ONCE: Final = 3
+"""Of a replica. With tasks of half a window, the engine is full while one of them waits for its last samples."""
+REST_SECONDS: Final = 15.0
+"""For replicas to commit what is finished, when a job ends before its time."""
+LEAVE_SECONDS: Final = 3.0
+"""For Ray Data to let go of replicas that have done so."""
+_CALLERS: Final = 10_000
+"""Of the board at a time: each replica waits there for a stop."""
+
+
+class RayCrew:
+    """`loop.crew.Crew` on the cluster that `--ray` names. `make_engine` is an `EngineSpec.make`.
+
+    Constructing it joins the cluster, or starts one, and makes an engine without weights there. Raises UsageError when
+    that cannot be.
+    """
+
+    def __init__(self, preflight: Preflight, *, make_engine: str = VLLM) -> None:
+        config = preflight.config
+        assert config.ray is not None
+        self._spec = EngineSpec.of(preflight, make_engine)
+        self._replicas = config.replicas
+        self._connection = connect(config.ray)
+        try:
+            self._gpus = gpus_per_replica(config)
+            facts = _examined(self._spec, self._gpus)
+            note = room_note(self._replicas, self._gpus)
+        except BaseException:
+            self.close()
+            raise
+        self.record, self.capture, self.dtype, self.extras = facts.record, facts.capture, facts.dtype, facts.extras
+        self.notes = facts.notes if note is None else (*facts.notes, note)
+        self._window = facts.window
+
+    async def start(self) -> None:
+        """Nothing to do: models are loaded while their replicas are handed their first tasks."""
+
+    async def make(self, job: Job) -> None:
+        """See `loop.crew.Crew`. Interrupted, replicas have REST_SECONDS to commit what is finished; so have they when
+        the job cannot go on. What they cannot commit by then is made again by the next attempt."""
+        if job.slot.remote is not None:
+            raise UsageError("--ray: replicas commit into a directory that all nodes share; give one as --out")
+        positions = Positions(job.owed.plan.offsets, job.owed.retries)
+        books = Books(job, positions, replicas=self._replicas)
+        while tasks := cut_tasks(job.owed, job.slot.attempt, replicas=self._replicas, window=self._window):
+            before = len(job.owed)
+            try:
+                await self._round(job, books, tasks)
+            finally:
+                books.close_round(tasks)
+            if len(job.owed) == before:
+                raise EngineError(
+                    f"{books.last_death or 'Ray has lost what was made'}; {before} samples are owed, and none of them "
+                    "can be made; finished samples are stored, continue with --resume"
+                )
+
+    def close(self) -> None:
+        """Leave the cluster, which ends what was started there. Safe to call twice."""
+        self._connection.close()
+
+    async def _round(self, job: Job, books: Books, tasks: Sequence[Task]) -> None:
+        """Raises what `books` has for a problem, and EngineError for what Ray has."""
+        books.begin_round()
+        employer = Employer(job.slot.directory.resolve(), job.slot.writer, job.slot.attempt)
+        orders = Orders(self._spec, employer, board=f"rollgen-{employer.attempt}")
+        board = _make_board(orders.board)
+        stream = _Stream(tasks, orders, replicas=min(self._replicas, len(tasks)), gpus=self._gpus)
+        stream.start()
+        try:
+            while not stream.over and books.problem is None:
+                await asyncio.sleep(TICK_SECONDS)
+                books.enter(await board.take.remote())
+        except RayError as error:
+            raise EngineError(f"Ray ended the job: {_one_line(error)}") from error
+        finally:
+            await _rest(board, books, stream)
+        if books.problem is not None:
+            raise books.problem
+        if stream.error is not None:
+            raise EngineError(f"Ray ended the job: {_one_line(stream.error)}") from stream.error
+
+
+class _Stream(threading.Thread):
+    """Takes what Ray Data gives, in a thread: it blocks, and the event loop has signals to see."""
+
+    def __init__(self, tasks: Sequence[Task], orders: Orders, *, replicas: int, gpus: int) -> None:
+        super().__init__(name="rollgen-ray", daemon=True)
+        self._dataset = _dataset(tasks, orders, replicas=replicas, gpus=gpus)
+        self._stopped = threading.Event()
+        self.over = False
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        """Until everything has come, or the first thing after `stop`."""
+        try:
+            for _ in self._dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
+                if self._stopped.is_set():
+                    break
+        except Exception as error:  # noqa: BLE001  whatever it is, it is raised where the round is awaited
+            self.error = error
+        finally:
+            self.over = True
+
+    def stop(self) -> None:
+        """Take no more than one."""
+        self._stopped.set()
+
+
+def _dataset(tasks: Sequence[Task], orders: Orders, *, replicas: int, gpus: int) -> ray.data.Dataset:
+    """The tasks, one a block: Ray Data gives a block's results only when all of it is done.
+
+    It starts an actor that died again, and its tasks with it, without an end: the books say when it is enough.
+    """
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # errors are told by who handles them
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    return ray.data.from_arrow([task.to_table() for task in tasks]).map_batches(
+        Replica,
+        fn_constructor_args=(orders,),
+        batch_size=1,
+        batch_format="pyarrow",
+        compute=ray.data.ActorPoolStrategy(
+            size=replicas,
+            max_tasks_in_flight_per_actor=TASKS_AT_ONCE,  # none waits at a replica that is late
+            max_concurrent_calls_per_actor=TASKS_AT_ONCE,
+        ),
+        num_cpus=REPLICA_CPUS,
+        num_gpus=gpus,
+    )
+
+
+def _examined(spec: EngineSpec, gpus: int) -> EngineFacts:
+    """What the engine is where a replica would be. Raises UsageError, and EngineError when Ray cannot tell."""
+    remote: Any = ray.remote(num_cpus=REPLICA_CPUS, num_gpus=gpus, max_calls=1)(examine)
+    try:
+        found: EngineFacts | RollgenError = ray.get(remote.remote(spec))
+    except RayError as error:
+        raise EngineError(f"Ray cannot make an engine: {_one_line(error)}") from error
+    if isinstance(found, RollgenError):
+        raise found
+    return found
+
+
+def _make_board(name: str) -> Any:
+    """On this node, and gone with this process."""
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    remote: Any = ray.remote(Board)
+    return remote.options(name=name, num_cpus=0, max_concurrency=_CALLERS, scheduling_strategy=here).remote()
+
+
+async def _rest(board: Any, books: Books, stream: _Stream) -> None:
+    """End a round, before its time or not: let replicas commit what is finished, and read the last news."""
+    deadline = time.monotonic() + REST_SECONDS
+    try:
+        await board.stop.remote()
+        books.enter(await board.take.remote())
+        while not stream.over and not books.at_rest and time.monotonic() < deadline:
+            await asyncio.sleep(0.1)
+            books.enter(await board.take.remote())
+    except RayError:  # then there is nobody to wait for
+        pass
+    stream.stop()
+    deadline = time.monotonic() + LEAVE_SECONDS
+    while not stream.over and time.monotonic() < deadline:
+        await asyncio.sleep(0.1)
+
+
+def _one_line(error: BaseException) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__

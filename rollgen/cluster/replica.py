@@ -1,0 +1,243 @@
+"""The Ray Data actor: one engine, several tasks at once, their shards committed here.
+
+A replica lets no error out, which Ray would take for one of the job: what a sample, an engine or a configuration did
+wrong is news (`board.py`). When its engine is dead it commits everything that is finished and ends itself, so that Ray
+starts it again, elsewhere if need be. Where its driver is gone, or goes on without it, it just ends itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import pyarrow as pa
+import ray
+from ray.exceptions import RayError
+
+from rollgen.cluster.board import (
+    Committed,
+    Died,
+    Failed,
+    Loaded,
+    News,
+    Refused,
+    Resampled,
+    Rested,
+    Started,
+    Warned,
+)
+from rollgen.cluster.engine import EngineSpec, make_engine
+from rollgen.cluster.receipts import Positions, Receipt, read_receipt
+from rollgen.cluster.slot import Abandoned, Employer, Overtaken, TaskSlot
+from rollgen.cluster.tasks import Task
+from rollgen.engines.base import Engine, SampleRequest
+from rollgen.errors import EngineError, RollgenError, UnfitEngine
+from rollgen.format.failures import Stage
+from rollgen.format.journal import JournalLine
+from rollgen.format.manifest import read_manifest
+from rollgen.format.retries import read_retries
+from rollgen.format.schema import PLAN_FILE
+from rollgen.format.writer import ShardWriter
+from rollgen.loop.owed import Owed
+from rollgen.loop.report import RunStats
+from rollgen.loop.sampling import TICK_SECONDS, Sampler
+from rollgen.loop.work import Work
+from rollgen.prompts.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What a replica is told when it is made."""
+
+    engine: EngineSpec
+    employer: Employer
+    board: str
+    """Name of the Ray actor."""
+
+
+class Replica:
+    """What Ray Data makes an actor of. Called with a table of one task; gives it back when that is over."""
+
+    def __init__(self, orders: Orders) -> None:
+        directory = orders.employer.directory
+        self._orders = orders
+        self._name = ray.get_runtime_context().get_actor_id()
+        self._board: Any = ray.get_actor(orders.board)
+        self._manifest = read_manifest(directory)
+        self._plan = Plan(directory / PLAN_FILE)
+        self._retries = read_retries(directory, self._manifest)
+        self._positions = Positions(self._plan.offsets, self._retries)
+        self._engine: Engine | None = None
+        self._loading: asyncio.Task[Engine] | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._making: set[asyncio.Task[None]] = set()
+        self._is_dying = False
+        self._resampled = 0
+
+    async def __call__(self, batch: pa.Table) -> AsyncIterator[pa.Table]:
+        """Make one task, or find that there is nothing to be done for it."""
+        task = Task.from_table(batch)
+        try:
+            if self._watching is None:
+                self._watching = asyncio.create_task(self._watch())
+                await self._post(Started(f"{socket.gethostname()}, process {os.getpid()}"))
+            if await self._board.begin.remote(task.name):
+                await self._outlast(asyncio.create_task(self._make(task)))
+        except RayError:  # the board is gone, and with it the driver
+            _end()
+        yield batch
+
+    def __del__(self) -> None:
+        """Ray lets go of the replica of a job that is over before it ends the process."""
+        if self._engine is not None:
+            self._engine.close()
+
+    async def _outlast(self, making: asyncio.Task[None]) -> None:
+        """Wait until it is over. Never returns where this process is about to end: nothing must seem done by that."""
+        self._making.add(making)
+        try:
+            await asyncio.wait({making})
+        finally:
+            self._making.discard(making)
+        if self._is_dying:
+            await asyncio.Event().wait()
+        if not making.cancelled():
+            making.result()
+
+    async def _watch(self) -> None:
+        """Stop when the driver says so: what is finished is committed."""
+        try:
+            await self._board.stopping.remote()
+            await self._cancel(set(self._making))
+            await self._post(Rested())
+        except RayError:
+            _end()
+
+    async def _make(self, task: Task) -> None:
+        """Make what is not stored of a task, whoever else makes it. What goes wrong is news."""
+        try:
+            engine = await self._started_engine()
+            while True:
+                with suppress(Overtaken):
+                    await self._make_rest(task, engine)
+                    return
+        except Abandoned:
+            _end()
+        except UnfitEngine as error:
+            await self._post(Refused(error))
+        except EngineError as error:
+            await self._die(error)
+        except RollgenError as error:
+            await self._post(Refused(error))
+
+    async def _started_engine(self) -> Engine:
+        """Raises UsageError and EngineError."""
+        if self._loading is None:
+            self._loading = asyncio.create_task(self._load())
+        return await asyncio.shield(self._loading)
+
+    async def _load(self) -> Engine:
+        self._engine = await asyncio.to_thread(make_engine, self._orders.engine)
+        await self._engine.start()
+        await self._post(Loaded())
+        return self._engine
+
+    async def _make_rest(self, task: Task, engine: Engine) -> None:
+        """Raises EngineError, Abandoned, Overtaken, and what the writer raised; what was finished is committed."""
+        slot = TaskSlot(self._orders.employer, task.name, self._committed)
+        stored = [await asyncio.to_thread(self._receipt, path, None) for path in slot.stored]
+        for receipt in stored:
+            await self._post(Committed(receipt))
+        owed = self._owed(task, stored)
+        if not len(owed):
+            return
+        interval = self._orders.engine.config.commit_interval
+        with ShardWriter(slot, self._manifest, commit_interval=interval) as writer:
+            jobs = {
+                asyncio.create_task(self._sampler(engine, owed, writer).run()),
+                asyncio.create_task(self._tick(engine, writer)),
+            }
+            try:
+                done, _ = await asyncio.wait(jobs, return_when=asyncio.FIRST_COMPLETED)
+                for job in done:
+                    job.result()
+            finally:
+                await self._cancel(jobs)
+
+    def _owed(self, task: Task, stored: list[Receipt]) -> Owed:
+        done = np.ones(self._positions.count, np.bool_)
+        done[task.positions] = False
+        for receipt in stored:
+            done[receipt.positions] = True
+        return Owed(self._plan, self._retries, done)
+
+    def _sampler(self, engine: Engine, owed: Owed, writer: ShardWriter) -> Sampler:
+        return Sampler(
+            engine=engine,
+            work=Work(owed, writer.close_group),
+            writer=writer,
+            stats=RunStats(),
+            record_failure=self._failed,
+            note=lambda message: self._post_soon(Warned(message)),
+            stall_timeout=self._orders.engine.config.stall_timeout,
+            max_failures=sys.maxsize,  # the driver knows when there are too many
+            workers=min(engine.window, len(owed)),
+        )
+
+    async def _tick(self, engine: Engine, writer: ShardWriter) -> None:
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            writer.tick()
+            if more := engine.resampled - self._resampled:
+                self._resampled += more
+                await self._post(Resampled(more))
+
+    def _committed(self, path: Path, line: JournalLine) -> None:
+        self._post_soon(Committed(self._receipt(path, line)))
+
+    def _receipt(self, path: Path, line: JournalLine | None) -> Receipt:
+        return read_receipt(path, line, self._manifest.config_digest, self._positions)
+
+    def _failed(self, request: SampleRequest, stage: Stage, error: str) -> None:
+        self._post_soon(Failed(request, stage, error))
+
+    async def _die(self, error: EngineError) -> None:
+        """Commit what the other tasks have finished, say why, and end. The first task to see the death does it."""
+        if self._is_dying:
+            return
+        self._is_dying = True
+        await self._cancel(self._making - {asyncio.current_task()})
+        await self._post(Died(f"{error}; the log of {socket.gethostname()} is {_log()}"))
+        _end()
+
+    async def _cancel(self, tasks: set[asyncio.Task[None]]) -> None:
+        """Cancel these, and wait until they are over."""
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _post(self, news: News) -> None:
+        """Known to the board on return, as is everything posted before. Raises RayError when there is none."""
+        await self._board.post.remote(self._name, news)
+
+    def _post_soon(self, news: News) -> None:
+        self._board.post.remote(self._name, news)
+
+
+def _end() -> NoReturn:
+    """End this process, whatever its threads do. The kernel ends the engine's (`engines/children.py`)."""
+    os._exit(1)
+
+
+def _log() -> str:
+    """Where the standard error of this process goes, and that of the engine's."""
+    return str(Path("/proc/self/fd/2").readlink())

@@ -1,0 +1,124 @@
+"""What newer engines return with a sample beside tokens, logprobs and supports, in the shapes that they give it.
+
+    weight versions  spans with version, start and end: vLLM's WeightVersionSpan, or their JSON, which is SGLang's too;
+                     one text where a single version sampled all tokens
+    routed experts   numbers of experts, [P + T - 1, layers, top_k]: an array of numpy or torch, nested lists, or the
+                     base64 of a .npy file (vLLM's /inference/v1/generate) or of raw int32 (SGLang), which has no shape
+
+Only what a dataset stores is read at all: hundreds of kilobytes a sample stay as they came otherwise. Nothing is
+unpickled, and no more is decoded than the shape that is expected takes. Raises CaptureError for anything else.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterable
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import numpy as np
+from numpy.lib import format as npy
+
+from rollgen.engines.shapes import as_array, fields_of
+from rollgen.errors import CaptureError
+from rollgen.format.schema import MAX_EXPERTS
+from rollgen.rollouts import WeightVersions
+
+if TYPE_CHECKING:
+    from rollgen.format.manifest import RoutedExperts
+    from rollgen.rollouts import Int16Array
+
+_NPY_HEADER_BYTES: Final = 1 << 10
+"""Before the numbers: 128 bytes for three dimensions."""
+_ID_BYTES: Final = 4
+"""Of the widest numbers that engines send; vLLM sends 1 or 2."""
+
+
+def read_versions(value: Any, tokens: int) -> WeightVersions:
+    """Which weights sampled which of so many tokens."""
+    if value is None:
+        raise CaptureError(
+            "the dataset stores weight versions, but the output has none: vLLM returns them from 0.32 on"
+        )
+    spans = [(value, 0, tokens)] if isinstance(value, str) else [*map(_span, _listed(value))]
+    end = 0
+    for version, start, stop in spans:
+        if not (isinstance(version, str) and version and _is_utf8(version)):
+            raise CaptureError(f"the weight version {version!r} is no text")
+        if start != end or not isinstance(stop, int | np.integer) or stop <= start:
+            raise CaptureError(f"the weight versions are not of one stretch of tokens after the other: {spans}")
+        end = int(stop)
+    if end != tokens:
+        raise CaptureError(f"the weight versions are of {end} tokens, but there are {tokens}")
+    return WeightVersions(tuple(version for version, _, _ in spans), tuple(int(start) for _, start, _ in spans))
+
+
+def _listed(value: Any) -> Iterable[Any]:
+    if isinstance(value, list | tuple):
+        return value
+    raise CaptureError(f"the weight versions are {type(value).__name__}, not a list of spans")
+
+
+def _span(span: Any) -> tuple[Any, Any, Any]:
+    field = fields_of(span)
+    return field("version"), field("start"), field("end")
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return False
+    return True
+
+
+def read_experts(value: Any, positions: int, layout: RoutedExperts) -> Int16Array:
+    """int16 [positions, layers, top_k], where positions is P + T - 1: the last token never went through the model."""
+    if value is None:
+        raise CaptureError(
+            "the dataset stores routed experts, but the output has none: start vLLM with enable_return_routed_experts"
+        )
+    shape = (positions, layout.layers, layout.top_k)
+    numbers = _decoded(value, int(np.prod(shape))) if isinstance(value, str) else _as_numbers(value)
+    if numbers.ndim == 1 and numbers.size == np.prod(shape):
+        numbers = numbers.reshape(shape)
+    if numbers.shape != shape:
+        raise CaptureError(
+            f"routed experts are {list(numbers.shape)}, not {list(shape)}: a row for each token of prompt and response "
+            f"but the last one, {layout.layers} layers, {layout.top_k} experts each"
+        )
+    experts = layout.experts or MAX_EXPERTS
+    if numbers.dtype.kind not in "iu" or (numbers.size and not 0 <= numbers.min() <= numbers.max() < experts):
+        raise CaptureError(f"routed experts are not all numbers from 0 to {experts - 1}")
+    return numbers.astype(np.int16)
+
+
+def _as_numbers(value: Any) -> np.ndarray:
+    try:
+        return np.asarray(as_array(value))
+    except ValueError:
+        raise CaptureError("routed experts are no array: their rows differ in length") from None
+
+
+def _decoded(text: str, size: int) -> np.ndarray:
+    """Base64 of a .npy file, or of raw int32; of `size` numbers at most."""
+    limit = size * _ID_BYTES + _NPY_HEADER_BYTES
+    if len(text) > 4 * limit // 3 + 4:
+        raise CaptureError(f"routed experts are {len(text)} characters of base64, more than {size} numbers take")
+    try:
+        data = base64.b64decode(text, validate=True)
+        return _from_npy(data) if data.startswith(npy.MAGIC_PREFIX) else np.frombuffer(data, "<i4")
+    except (binascii.Error, ValueError) as error:
+        raise CaptureError(f"routed experts are neither a .npy file nor raw int32 in base64: {error}") from None
+
+
+def _from_npy(data: bytes) -> np.ndarray:
+    """Like `np.load`, which makes an array of any size that a header claims. Raises ValueError."""
+    file, reader = BytesIO(data), cast("Any", npy)  # parts of it are untyped
+    if reader.read_magic(file) != (1, 0):
+        raise ValueError("a version of .npy other than 1.0")
+    shape, fortran_order, dtype = reader.read_array_header_1_0(file, _NPY_HEADER_BYTES)
+    if dtype.kind not in "iu" or fortran_order:
+        raise ValueError(f"a .npy file of {dtype}, not of whole numbers in C order")
+    return np.frombuffer(data, dtype, offset=file.tell()).reshape(shape)

@@ -1,0 +1,294 @@
+"""What a server is asked before the first prompt: whether what it would return is what a dataset needs.
+
+A server's flags cannot be looked up, but what they do can be seen. Four requests of a few tokens show
+
+    how it answers     are supports, sampled ids and *processed* logprobs consistent, and do masks come with them
+    the run's sampling are its parameters and as many logprobs as its capture needs accepted
+    no truncation      is that accepted, where some prompt wants it: a server that returns masks refuses it
+    what it knows      which sampling parameters its version has: it ignores others in silence
+
+Whatever is wrong is one UsageError that names the flag to start the server with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+from collections.abc import Mapping
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any, Final, Literal
+
+import numpy as np
+import orjson
+
+from rollgen.config import RunConfig
+from rollgen.engines.address import Address
+from rollgen.engines.asking import logprobs_wanted
+from rollgen.engines.availability import generated_tokens
+from rollgen.engines.base import Capture, Extras, RequestError, SampleRequest
+from rollgen.engines.generate_route import (
+    GENERATE_PATH,
+    largest_answer,
+    read_choice,
+    read_sample,
+    request_body,
+)
+from rollgen.engines.replay import is_sampling_parameter
+from rollgen.engines.server import ServerModel, refusal
+from rollgen.engines.wire import Oversized, Refused, Unreachable, Wire
+from rollgen.errors import CaptureError, EngineError, IncompleteSupport, UnfitEngine, UsageError
+from rollgen.format.manifest import RoutedExperts
+from rollgen.rollouts import Prompt, Sampling
+
+Wanted = Literal["auto", "native", "logprobs", "none"]
+
+SCHEMA_PATH: Final = "/openapi.json"
+TOKENS: Final = 2
+"""Of the answer to a probe."""
+PROMPT_TOKENS: Final = 3
+PROBE_TOP_K: Final = 4
+PROBE_LOGPROBS: Final = 12
+"""Below the 20 that vLLM allows by default, and enough to see ids that top_k has excluded."""
+PROBE_TEMPERATURE: Final = 0.5
+"""Not 1, at which logprobs from before and after the temperature are the same."""
+PROBE_SECONDS: Final = 120.0
+"""For all questions: a busy server has them wait in its queue."""
+_UNMETERED: Final = (
+    "does not count its tokens in /metrics: that it works shows only when samples finish, so --stall-timeout must be "
+    "longer than any of them takes"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What a probed server does."""
+
+    capture: Capture
+    extras: Extras
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """The questions of one run to one server."""
+
+    wire: Wire
+    address: Address
+    model: ServerModel
+    config: RunConfig
+    vocab_size: int
+    capture_wanted: Wanted
+    untruncated: Literal["some", "none"]
+    largest_top_k: int
+    """Of the run's prompts."""
+
+    async def run(self) -> Findings:
+        """Raises UsageError for a server that is started with the wrong flags, EngineError for one that fails."""
+        try:
+            async with asyncio.timeout(PROBE_SECONDS):
+                return await self._findings()
+        except TimeoutError:
+            raise EngineError(
+                f"{self.address}: did not answer some requests for {TOKENS} tokens within {PROBE_SECONDS:g} s: it is "
+                "overloaded, or hangs"
+            ) from None
+
+    async def _findings(self) -> Findings:
+        self._check_context()
+        if self.config.sampling_arg:
+            await self._check_parameters()
+        choice = await self._ask_how()
+        has_masks = choice.get("sampling_mask") is not None
+        capture, note = self._capture(has_masks=has_masks)
+        if capture != "none":
+            await self._ask_as_configured(capture)
+        if capture == "none" or self.untruncated == "some":
+            await self._ask_untruncated(has_masks=has_masks)
+        is_metered = await generated_tokens(self.wire) is not None
+        notes = (note, None if is_metered else f"{self.address} {_UNMETERED}")
+        return Findings(capture, _extras(choice), tuple(note for note in notes if note))
+
+    def _check_context(self) -> None:
+        wanted = self.config.max_model_len
+        if wanted is not None and wanted > self.model.max_model_len:
+            raise UsageError(
+                f"--max-model-len: {wanted} tokens, but the context of {self.address} is {self.model.max_model_len}; "
+                "use at most that"
+            )
+
+    async def _check_parameters(self) -> None:
+        known = parameters_of(await self._schema())
+        for name in self.config.sampling_arg:
+            if name not in known if known else not is_sampling_parameter(name):
+                raise UsageError(
+                    f"--sampling-arg {name}: vLLM {self.model.version} at {self.address} has no such sampling "
+                    "parameter and would ignore it in silence; leave it out, or start a version that has it"
+                )
+
+    async def _schema(self) -> bytes:
+        """What FastAPI tells of the routes; nothing where it may not."""
+        try:
+            return await self.wire.get(SCHEMA_PATH)
+        except (Refused, Oversized):
+            return b""
+        except Unreachable as error:
+            raise EngineError(f"{self.address}: no server answers: {error}") from None
+
+    async def _ask_how(self) -> dict[str, Any]:
+        """A sample of which both captures, as far as they are possible, must tell the same."""
+        sampling = Sampling(PROBE_TEMPERATURE, top_k=PROBE_TOP_K, max_tokens=TOKENS)
+        choice = await self._ask(sampling, PROBE_LOGPROBS, {}, capture="logprobs")
+        if choice.get("sampling_mask") is not None:
+            self._read(choice, sampling, "native")
+        return choice
+
+    def _capture(self, *, has_masks: bool) -> tuple[Capture, str | None]:
+        """The capture, and why it is not native though the user would take that."""
+        if self.capture_wanted in ("none", "logprobs"):
+            return self.capture_wanted, None
+        if self.untruncated == "some":
+            problem = "vLLM's masks need top_k > 0 on every request, some prompts have top_k 0"
+        elif not has_masks:
+            problem = (
+                f"{self.address} returns none: start it with --return-sampling-mask (vLLM 0.30 or later with Triton "
+                "and Model Runner V2)"
+            )
+        else:
+            return "native", None
+        if self.capture_wanted == "native":
+            raise UsageError(f"--capture native: {problem}; or use --capture logprobs")
+        return "logprobs", f"supports are read from logprobs instead of sampling masks: {problem}"
+
+    async def _ask_as_configured(self, capture: Capture) -> None:
+        config = self.config
+        sampling = Sampling(
+            config.temperature,
+            config.top_p,
+            self.largest_top_k,
+            config.min_p,
+            self._tokens(),
+            config.stop,
+            config.stop_token_ids,
+        )
+        first = logprobs_wanted(capture, sampling, self.vocab_size, support_logprobs=config.support_logprobs)
+        await self._ask(sampling, first, config.sampling_arg, capture=capture)
+
+    async def _ask_untruncated(self, *, has_masks: bool) -> None:
+        sampling = Sampling(self.config.temperature, top_k=0, max_tokens=self._tokens())
+        try:
+            choice = await self._post(self._request(sampling), 0, self.config.sampling_arg)
+        except Refused as refused:
+            if not has_masks:
+                raise self._explain(refused, 0) from None
+            raise UsageError(
+                f"{self.address}: was started with --return-sampling-mask and refuses prompts with top_k 0, which some "
+                f"are ({refused}); start it without, or set a top_k that never binds, like 1000"
+            ) from None
+        self._read(choice, sampling, "none")
+
+    def _tokens(self) -> int:
+        """Of an answer: a few, but as many as a sampling argument demands."""
+        least = self.config.sampling_arg.get("min_tokens")
+        return max(TOKENS, least if isinstance(least, int) else 0)
+
+    async def _ask(
+        self, sampling: Sampling, num_logprobs: int, arguments: Mapping[str, Any], *, capture: Capture
+    ) -> dict[str, Any]:
+        """The choice that the server returns, which must be readable by this capture."""
+        request = self._request(sampling)
+        try:
+            choice = await self._post(request, num_logprobs, arguments)
+            self._read(choice, sampling, capture)
+        except Refused as refused:
+            raise self._explain(refused, num_logprobs) from None
+        except IncompleteSupport:
+            more = min(2 * num_logprobs, self.vocab_size)
+            if more == num_logprobs:
+                raise UsageError(f"{self.address}: its logprobs exclude no id: no support can be read") from None
+            return await self._ask(sampling, more, arguments, capture=capture)
+        return choice
+
+    def _request(self, sampling: Sampling) -> SampleRequest:
+        token_ids = np.arange(PROMPT_TOKENS, dtype=np.int32) % self.vocab_size
+        return SampleRequest(Prompt("probe", 0, token_ids, sampling, n=1, seed=0), 0)
+
+    async def _post(self, request: SampleRequest, num_logprobs: int, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Raises Refused, and UsageError or EngineError for any other answer but a choice."""
+        body = request_body(request, num_logprobs, model=self.model.name, arguments=arguments)
+        most = largest_answer(request, num_logprobs)
+        try:
+            answer = await self.wire.post(GENERATE_PATH, body, most=most, request_id="rollgen-probe")
+            return read_choice(answer)
+        except (Unreachable, Oversized) as error:
+            raise EngineError(f"{self.address}: a request for {TOKENS} tokens got no answer: {error}") from None
+        except RequestError as error:
+            raise UsageError(f"{self.address}: {error}; is that the URL of a vLLM server?") from None
+        except CaptureError as error:
+            raise UsageError(f"{self.address}, vLLM {self.model.version}: {error}") from None
+
+    def _explain(self, refused: Refused, num_logprobs: int) -> UsageError | EngineError:
+        """The error for a refused probe, with what to do."""
+        if refused.status == 403:
+            return UsageError(
+                f"{self.address}: {GENERATE_PATH} is disabled (403): start the server with --enable-scale-out"
+            )
+        if refused.status == 404 and refused.param != "model":
+            return UsageError(
+                f"{self.address}: has no {GENERATE_PATH} (404): it takes a vLLM that has --enable-scale-out, started "
+                "with that"
+            )
+        if refused.status in (400, 422):
+            if num_logprobs and (refused.param == "logprobs" or "max allowed" in refused.message):
+                return UsageError(
+                    f"{self.address}: refuses logprobs={num_logprobs}, which this run needs ({refused.message}): start "
+                    f"it with --max-logprobs {num_logprobs} at least; -1, no limit, is best: ties can need more"
+                )
+            return UsageError(f"{self.address}: refuses how this run samples: {refused.message}")
+        return refusal(refused, self.address, f"POST {GENERATE_PATH}")
+
+    def _read(self, choice: dict[str, Any], sampling: Sampling, capture: Capture) -> None:
+        """Raises IncompleteSupport, and UsageError for whatever else is wrong."""
+        try:
+            read_sample(
+                choice,
+                truncates=sampling.truncates,
+                vocab_size=self.vocab_size,
+                capture=capture,
+                sampling=sampling,
+            )
+        except IncompleteSupport:
+            raise
+        except UnfitEngine as error:
+            raise UsageError(
+                f"{self.address}: its logprobs are not those of the distribution that it samples from ({error}): start "
+                "the server with --logprobs-mode processed_logprobs"
+            ) from None
+        except CaptureError as error:
+            raise UsageError(f"{self.address}: no exact supports come back: {error}") from None
+
+
+def parameters_of(schema: bytes) -> frozenset[str]:
+    """The sampling parameters that a server's schema names; none where it names none."""
+    try:
+        request = orjson.loads(schema)["components"]["schemas"]["GenerateRequest"]
+        return frozenset(request["properties"]["sampling_params"]["properties"])
+    except (orjson.JSONDecodeError, LookupError, TypeError):
+        return frozenset()
+
+
+def _extras(choice: dict[str, Any]) -> Extras:
+    return Extras(choice.get("weight_versions") is not None, _layout(choice.get("routed_experts")))
+
+
+def _layout(experts: object) -> RoutedExperts | None:
+    """The layers and experts of a probe's answer, a .npy file in base64."""
+    if not isinstance(experts, str):
+        return None
+    try:
+        array = np.load(BytesIO(base64.b64decode(experts, validate=True)), allow_pickle=False)
+        _, layers, top_k = array.shape
+    except (binascii.Error, ValueError, AttributeError) as error:
+        raise UsageError(f"the server's routed experts are no array of three dimensions: {error}") from None
+    return RoutedExperts(layers=layers, top_k=top_k, experts=None)

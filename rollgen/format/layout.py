@@ -1,0 +1,45 @@
+"""The names of a dataset: which files and objects are its own, and may be removed with it."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatch
+from typing import Final
+
+from rollgen.format.journal import RECORD_FILE
+from rollgen.format.schema import (
+    DATA_DIR,
+    FAILURES_DIR,
+    JOURNAL_DIR,
+    LOGS_DIR,
+    MANIFEST_FILE,
+    PLAN_FILE,
+    QUARANTINE_DIR,
+    RETIRED_DIR,
+    RETRY_FILES,
+    TOKENIZER_DIR,
+)
+
+CARD_FILE: Final = "README.md"
+OWN_FILES: Final = (
+    MANIFEST_FILE,
+    PLAN_FILE,
+    CARD_FILE,
+    RETRY_FILES,
+    f"{DATA_DIR}/part-*.parquet",
+    f"{DATA_DIR}/.tmp-*",
+    f"{QUARANTINE_DIR}/part-*.parquet",
+    f"{QUARANTINE_DIR}/{JOURNAL_DIR}-*.json*",
+    f"{QUARANTINE_DIR}/{FAILURES_DIR}-*.jsonl",
+    f"{RETIRED_DIR}/part-*.parquet",
+    f"{JOURNAL_DIR}/{RECORD_FILE}",
+    f"{JOURNAL_DIR}/*.jsonl",
+    f"{FAILURES_DIR}/*.jsonl",
+    f"{TOKENIZER_DIR}/*",
+    f"{LOGS_DIR}/*.log",
+)
+"""Patterns, in the order in which they are removed: without its manifest it is no dataset. Locks are not among them."""
+
+
+def is_own(name: str) -> bool:
+    """Whether a name, relative to the dataset, is one of OWN_FILES."""
+    return any(fnmatch(name, pattern) for pattern in OWN_FILES)

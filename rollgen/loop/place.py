@@ -1,0 +1,46 @@
+"""Where an attempt writes: a directory, or the workspace of a dataset in object storage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollgen.errors import RollgenError
+from rollgen.format.commit import Part, Remote
+from rollgen.remote.objects import is_url, local_path
+from rollgen.remote.workspace import Workspace
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A dataset that is written to. Its text is what the user calls it."""
+
+    directory: Path
+    remote: Remote | None = None
+
+    @property
+    def url(self) -> str | None:
+        """Of a dataset in object storage."""
+        return None if self.remote is None else self.remote.url
+
+    def __str__(self) -> str:
+        return self.url or str(self.directory)
+
+
+@contextmanager
+def open_place(
+    out: str | Path, writer: str, part: Part, *, clean: bool, note: Callable[[str], None]
+) -> Iterator[Place]:
+    """The place that `--out` names, while a writer works there. Raises as `Workspace` does for a URL."""
+    if not is_url(out):
+        yield Place(local_path(out))
+        return
+    with Workspace(str(out), writer, part, clean=clean, note=note) as workspace:
+        place = Place(workspace.directory, workspace)
+        try:
+            yield place
+        except RollgenError as error:  # whoever gave a URL knows nothing of a workspace
+            error.args = (str(error).replace(str(place.directory), str(place)),)
+            raise

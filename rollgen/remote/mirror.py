@@ -1,0 +1,151 @@
+"""The small files of a dataset in object storage, and their copies in a local directory.
+
+    shared         manifest, plan, retry lists, tokenizer: read and written in the start section, the manifest last
+    of a writer    its failures and logs, and the card: written whenever they have changed
+    journal        objects of a few lines that never change, and the failures of others: only read
+
+Shards are not mirrored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Final
+
+from rollgen.errors import ResumeRefused
+from rollgen.format.layout import CARD_FILE, OWN_FILES
+from rollgen.format.manifest import MAX_MANIFEST_BYTES
+from rollgen.format.schema import (
+    DATA_DIR,
+    FAILURES_DIR,
+    JOURNAL_DIR,
+    LOGS_DIR,
+    MANIFEST_FILE,
+    PLAN_FILE,
+    RETRY_FILES,
+    TOKENIZER_DIR,
+)
+from rollgen.remote.objects import ObjectStore
+
+THREADS: Final = 16
+"""Requests at a time: what they take is mostly waiting."""
+_SHARED: Final = (PLAN_FILE, RETRY_FILES, f"{TOKENIZER_DIR}/*")
+_JOURNALS: Final = f"{JOURNAL_DIR}/*.jsonl"
+_PULLED: Final = (*_SHARED, CARD_FILE, _JOURNALS, f"{FAILURES_DIR}/*.jsonl")
+
+_State = tuple[int, int] | None
+"""Size and time of a file, or that there is none."""
+
+
+class Mirror:
+    """Copies in `directory` of what `store` holds, for one writer."""
+
+    def __init__(self, store: ObjectStore, directory: Path, writer: str) -> None:
+        self._store = store
+        self._directory = directory
+        self._failures = f"{FAILURES_DIR}/{writer}.jsonl"
+        self._logs = f"{LOGS_DIR}/*-{writer}.log"
+        self._manifest: bytes | None = None
+        """As it was read or written last."""
+        self._known: dict[str, _State] = {}
+        """Local files as they were when they were the same as the objects."""
+
+    def pull(self, names: Collection[str]) -> None:
+        """Make the directory hold what the store does, of the `names` in it.
+
+        This writer's failures stay where they go on from what is there, and so do logs: an attempt that was killed had
+        not sent the last of them. Shards stay too.
+        """
+        wanted = [name for name in names if _matches(name, _PULLED)]
+        for name in [*self._local((*OWN_FILES, ".tmp-*"))]:
+            if name not in wanted and not _matches(name, (f"{DATA_DIR}/part-*", f"{LOGS_DIR}/*", self._failures)):
+                (self._directory / name).unlink(missing_ok=True)
+        self._fetch(wanted)
+        self._pull_manifest()
+
+    def pull_shared(self) -> None:
+        """The same for the manifest and what it vouches for, if it has changed, and for commits that are new."""
+        before = self._manifest
+        self._pull_manifest()
+        names = [name for name in self._store.list(JOURNAL_DIR) if not (self._directory / name).exists()]
+        wanted = [name for name in names if _matches(name, (_JOURNALS,))]
+        if self._manifest != before:
+            wanted += [name for name in self._store.list() if _matches(name, _SHARED)]
+        self._fetch(wanted)
+
+    def push_shared(self) -> None:
+        """Send the manifest, if it has changed, after what it vouches for.
+
+        Raises ResumeRefused when the dataset has got its first manifest from somebody else.
+        """
+        path = self._directory / MANIFEST_FILE
+        content = path.read_bytes() if path.exists() else None
+        if content is None or content == self._manifest:
+            return
+        self._send(self._local(_SHARED))
+        if self._manifest is not None:
+            self._store.replace(MANIFEST_FILE, content)
+        elif not self._store.create(MANIFEST_FILE, content):
+            raise ResumeRefused(f"{self._store.url}: another rollgen started here at the same time; use --resume")
+        self._manifest = content
+
+    def push_own(self) -> None:
+        """Send this writer's failures and logs, and the card, as far as they have changed."""
+        self._send(self._local((self._failures, self._logs, CARD_FILE)))
+
+    def forget(self) -> None:
+        """The store has been emptied."""
+        self._manifest = None
+        self._known.clear()
+
+    def _pull_manifest(self) -> None:
+        path = self._directory / MANIFEST_FILE
+        self._manifest = None
+        if self._store.exists(MANIFEST_FILE):
+            self._manifest = self._store.read(MANIFEST_FILE, MAX_MANIFEST_BYTES)
+            path.write_bytes(self._manifest)
+        else:
+            path.unlink(missing_ok=True)
+
+    def _fetch(self, names: Iterable[str]) -> None:
+        with ThreadPoolExecutor(THREADS) as threads:
+            list(threads.map(self._fetch_one, names))
+
+    def _fetch_one(self, name: str) -> None:
+        path = self._directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        before = path.read_bytes() if name == self._failures and path.exists() else b""
+        self._store.download(name, path)
+        if len(before) > path.stat().st_size and before.startswith(path.read_bytes()):
+            path.write_bytes(before)
+        else:
+            self._known[name] = _state(path)
+
+    def _send(self, names: Iterable[str]) -> None:
+        for name in names:
+            path = self._directory / name
+            state = _state(path)
+            if self._known.get(name) != state:
+                self._store.put(path, name)
+                self._known[name] = state
+
+    def _local(self, patterns: Iterable[str]) -> Iterator[str]:
+        """Names of the local files that match, without those of directories."""
+        for pattern in patterns:
+            for path in sorted(self._directory.glob(pattern)):
+                below = path.rglob("*") if path.is_dir() else (path,)
+                yield from (str(file.relative_to(self._directory)) for file in below if file.is_file())
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    """Not for a name that would lead out of the directory: in the storage it may be anything."""
+    return ".." not in name.split("/") and any(fnmatch(name, pattern) for pattern in patterns)
+
+
+def _state(path: Path) -> _State:
+    """Raises OSError for a file that is not there."""
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns

@@ -1,0 +1,307 @@
+"""Objects below one URL: read, listed, created exclusively, uploaded and verified. All that is known of fsspec is here.
+
+A name is relative to the URL and has `/` between its parts. An object appears whole or not at all, and is seen by
+everyone from then on: S3, GCS and Azure keep that promise. `create` and `upload` never overwrite: where two want the
+same name, one of them gets it.
+
+Settings and credentials come from where the storage's own tools look (for S3 `AWS_*` and `~/.aws`, then `FSSPEC_S3_*`),
+never from the URL. What a storage says when it fails is shown without secrets. Nothing is cached. A store is cheap,
+can be pickled, and is right after a fork: each process makes its own connection when it first needs one.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
+
+from rollgen.errors import DatasetError, MissingFile, RollgenError, Unreadable, UsageError
+from rollgen.inert import Discretion, brief
+
+_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
+_PACKAGES: Final = {"s3": "'rollgen[s3]'", "s3a": "'rollgen[s3]'", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs"}
+"""What to install for a scheme."""
+_NO_CREDENTIALS: Final = frozenset(
+    {"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "DefaultCredentialsError"}
+)
+"""Classes of botocore and google.auth, by name: neither package may be there."""
+_CHUNK: Final = 8 << 20
+
+
+def is_url(text: str | os.PathLike[str]) -> bool:
+    """Whether this names something in object storage. `file://` does not: see `local_path`."""
+    scheme = _SCHEME.match(os.fspath(text))
+    return scheme is not None and scheme[1].lower() != "file"
+
+
+def local_path(text: str | os.PathLike[str]) -> Path:
+    """The path that this is, or that a `file://` URL means."""
+    name = os.fspath(text)
+    return Path(unquote(urlsplit(name).path)) if name.lower().startswith("file://") else Path(name)
+
+
+class ObjectStore:
+    """What lies below a URL. Raises UsageError for a URL that no dataset can have, or one with credentials in it.
+
+    Methods raise MissingFile for an object (or a bucket) that is not there, Unreadable when the storage does not
+    answer or refuses to, DatasetError when something could not be written, and UsageError when the package or the
+    credentials for this storage are missing.
+    """
+
+    def __init__(self, url: str) -> None:
+        _check_url(url)
+        self.url = url.rstrip("/")
+        self._made: tuple[int, Any, str] | None = None
+        """The process, its filesystem, and the root there."""
+
+    def __reduce__(self) -> tuple[type[ObjectStore], tuple[str]]:
+        return (ObjectStore, (self.url,))
+
+    def __repr__(self) -> str:
+        return f"ObjectStore({self.url!r})"
+
+    def list(self, prefix: str = "") -> dict[str, int]:
+        """Size of every object in the folder `prefix`, at any depth, by name; sorted. Empty when there is none."""
+        system, root = self._connect()
+        with self._spoken(prefix, "be listed"):
+            system.invalidate_cache()
+            found = system.find(self._path(prefix) if prefix else root, detail=True)
+        named = {path.strip("/")[len(root.strip("/")) + 1 :]: info for path, info in found.items()}
+        return {name: int(info["size"]) for name, info in sorted(named.items()) if name and info["type"] == "file"}
+
+    def exists(self, name: str) -> bool:
+        """Whether there is an object of this name."""
+        try:
+            self.size(name)
+        except MissingFile:
+            return False
+        return True
+
+    def size(self, name: str) -> int:
+        """Bytes of an object."""
+        return int(self._info(name)["size"])
+
+    def read(self, name: str, max_bytes: int) -> bytes:
+        """All of a small object. Raises DatasetError for one that is larger."""
+        system, _ = self._connect()
+        size = self.size(name)
+        with self._spoken(name, "be read"):
+            content: bytes = system.cat_file(self._path(name)) if size <= max_bytes else b""
+        if max(size, len(content)) > max_bytes:
+            raise DatasetError(f"{self._place(name)}: larger than {max_bytes:,} bytes, which no such object is")
+        return content
+
+    def read_range(self, name: str, start: int, stop: int) -> bytes:
+        """Bytes `start` to `stop` of an object. Raises DatasetError when it does not have them all."""
+        if start == stop:
+            return b""
+        system, _ = self._connect()
+        with self._spoken(name, "be read"):
+            content: bytes = system.cat_file(self._path(name), start=start, end=stop)
+        if len(content) != stop - start:
+            raise DatasetError(f"{self._place(name)}: ends before byte {stop}: it is not what was committed")
+        return content
+
+    def create(self, name: str, content: bytes) -> bool:
+        """Make an object, unless there is one: False then.
+
+        True also when that has this very content, because a request whose answer is lost is sent again. Content that
+        is to be somebody's must therefore be unique.
+        """
+        system, _ = self._connect()
+        try:
+            with self._spoken(name, "be written", exclusive=True):
+                system.pipe_file(self._path(name), content, mode="create")
+        except FileExistsError:
+            return self._holds(name, content)
+        except DatasetError:
+            if self.exists(name):  # two at once: some storages call that a conflict
+                return self._holds(name, content)
+            raise
+        return True
+
+    def replace(self, name: str, content: bytes) -> None:
+        """Make an object, in place of the one that there may be."""
+        system, _ = self._connect()
+        with self._spoken(name, "be written"):
+            system.pipe_file(self._path(name), content)
+
+    def put(self, path: Path, name: str) -> None:
+        """Make an object of a local file, in place of the one that there may be."""
+        system, _ = self._connect()
+        with self._spoken(name, "be written"):
+            system.put_file(str(path), self._path(name))
+
+    def upload(self, path: Path, name: str, sha256: str) -> None:
+        """Make an object of a local file that has this SHA-256, and see that it is what was sent.
+
+        Where the same object is there already, that is it. Raises DatasetError when another one is, or the file is
+        damaged.
+        """
+        size, digest, md5 = _digests(path)
+        if digest != sha256:
+            raise DatasetError(f"{path}: its SHA-256 is not the journal's: damaged since it was committed")
+        system, _ = self._connect()
+        created = True
+        try:
+            with self._spoken(name, "be written", exclusive=True):
+                system.put_file(str(path), self._path(name), mode="create")
+        except FileExistsError:
+            created = False
+        if self._is_stored(name, size, md5, sha256):
+            return
+        if created:
+            self.delete(name)
+            raise DatasetError(f"{self._place(name)}: arrived damaged; continue with --resume, which sends it again")
+        raise DatasetError(f"{self._place(name)}: is there already and is another file; is a second run writing there?")
+
+    def is_same(self, path: Path, name: str) -> bool:
+        """Whether the object is this local file."""
+        size, sha256, md5 = _digests(path)
+        return self._is_stored(name, size, md5, sha256)
+
+    def download(self, name: str, path: Path) -> None:
+        """Copy an object to `path`, where it appears whole. Raises OSError for what is wrong with the local disk."""
+        system, _ = self._connect()
+        descriptor, temporary = tempfile.mkstemp(prefix=f".tmp-{path.name}-", dir=path.parent)
+        os.close(descriptor)
+        try:
+            with self._spoken(name, "be read", local=temporary):
+                system.get_file(self._path(name), temporary)
+            os.replace(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+
+    def delete(self, name: str) -> None:
+        """Remove an object, if there is one."""
+        system, _ = self._connect()
+        with suppress(MissingFile), self._spoken(name, "be removed"):
+            system.rm_file(self._path(name))
+
+    def _connect(self) -> tuple[Any, str]:
+        """This process's filesystem, and the root there."""
+        if self._made is None or self._made[0] != os.getpid():
+            self._made = (os.getpid(), *_filesystem(self.url))
+        return self._made[1:]
+
+    def _path(self, name: str) -> str:
+        return f"{self._connect()[1]}/{name}"
+
+    def _place(self, name: str) -> str:
+        return f"{self.url}/{name}" if name else self.url
+
+    def _info(self, name: str) -> dict[str, Any]:
+        system, _ = self._connect()
+        with self._spoken(name, "be read"):
+            system.invalidate_cache()
+            info: dict[str, Any] = system.info(self._path(name))
+            if info["type"] != "file":
+                raise FileNotFoundError
+        return info
+
+    def _holds(self, name: str, content: bytes) -> bool:
+        try:
+            return self.size(name) == len(content) and self.read(name, len(content)) == content
+        except MissingFile:  # it was there just now
+            return False
+
+    def _is_stored(self, name: str, size: int, md5: str, sha256: str) -> bool:
+        """Whether the object is this file: by the MD5 that storages tell of an object sent in one piece, or read back.
+
+        An MD5 that differs proves nothing: encrypted objects and those sent in parts have other tags.
+        """
+        info = self._info(name)
+        if int(info["size"]) != size:
+            return False
+        if md5 in _told_md5(info):
+            return True
+        read_back = hashlib.sha256()
+        for start in range(0, size, _CHUNK):
+            read_back.update(self.read_range(name, start, min(size, start + _CHUNK)))
+        return read_back.hexdigest() == sha256
+
+    @contextmanager
+    def _spoken(self, name: str, what: str, *, exclusive: bool = False, local: str | None = None) -> Iterator[None]:
+        """Turn whatever the storage raises into one line. With `exclusive`, FileExistsError passes; with `local`, what
+        is about that file does."""
+        try:
+            yield
+        except FileNotFoundError:
+            raise MissingFile(f"{self._place(name)}: not there; is the URL right, and does the bucket exist?") from None
+        except Exception as error:
+            if isinstance(error, RollgenError) or (exclusive and isinstance(error, FileExistsError)):
+                raise
+            if isinstance(error, OSError) and local is not None and error.filename == local:
+                raise
+            kind: type[RollgenError] = Unreadable if what in ("be read", "be listed") else DatasetError
+            if type(error).__name__ in _NO_CREDENTIALS:
+                kind = UsageError
+            raise kind(
+                f"{self._place(name)}: cannot {what}: {_reason(error)}; see to the connection and to the storage's "
+                "credentials in the environment, then try again"
+            ) from error
+
+
+def _check_url(url: str) -> None:
+    """Raises UsageError, without showing what may be a secret."""
+    scheme = _SCHEME.match(url)
+    if scheme is None:
+        raise UsageError(f"{url}: not a URL of object storage, such as s3://bucket/run")
+    authority, _, path = url[scheme.end() :].partition("/")
+    if "@" in authority or "?" in url or "#" in url:
+        raise UsageError(
+            f"{scheme[0]}{authority.rpartition('@')[2].split('?')[0].split('#')[0]}: a URL with a user, a query or a "
+            "fragment is refused, because it would be written down; give credentials in the environment"
+        )
+    if any(part in ("", ".", "..") for part in path.rstrip("/").split("/")) and path.strip("/"):
+        raise UsageError(f"{url}: has an empty part, or . or .. in it; write it out")
+
+
+def _filesystem(url: str) -> tuple[Any, str]:
+    """A filesystem of its own, never one that another thread or the parent of a fork uses too, and the root in it."""
+    import fsspec
+
+    scheme = url.split("://")[0]
+    try:
+        system, root = fsspec.core.url_to_fs(url, skip_instance_cache=True, use_listings_cache=False)
+    except ImportError as error:
+        package = _PACKAGES.get(scheme.lower(), error.name or "what fsspec names")
+        raise UsageError(f"{url}: {scheme}:// needs a package that is not installed: pip install {package}") from error
+    except ValueError as error:
+        raise UsageError(f"{url}: {_reason(error)}; is {scheme}:// right?") from error
+    return system, root.rstrip("/")
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong, on one line and without secrets."""
+    if isinstance(error, PermissionError):
+        return "access denied"
+    text = " ".join(str(error).split())
+    return brief(Discretion()(text)) or type(error).__name__
+
+
+def _digests(path: Path) -> tuple[int, str, str]:
+    """Size, SHA-256 and MD5 of a file."""
+    size, sha256, md5 = 0, hashlib.sha256(), hashlib.md5(usedforsecurity=False)
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            size += len(chunk)
+            sha256.update(chunk)
+            md5.update(chunk)
+    return size, sha256.hexdigest(), md5.hexdigest()
+
+
+def _told_md5(info: dict[str, Any]) -> set[str]:
+    """What may be the MD5 of an object, in hexadecimal: S3's ETag, Google's md5Hash."""
+    told = {str(info.get("ETag", "")).strip('"')}
+    with suppress(ValueError):
+        told.add(base64.b64decode(str(info.get("md5Hash", ""))).hex())
+    return told

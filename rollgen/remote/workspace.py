@@ -1,0 +1,292 @@
+"""A run whose dataset is in object storage: the local directory that it works in, and what it sends from there.
+
+    with Workspace("s3://bucket/run", "w0", WHOLE) as workspace:
+        with WriterSlot(workspace.directory, "w0", WHOLE, remote=workspace) as slot:
+            ...
+
+Everything works in `workspace.directory` as in any dataset directory, with the small files of the dataset in it
+(`mirror.py`) and none of its shards. Each commit is made there first and then sent, in this order:
+
+    failures and logs of this writer
+    data/part-<writer>-<number>.parquet       created exclusively, and verified
+    journal/<writer>-<number>.jsonl           its line; created exclusively: from now on it is committed
+    the local shard is removed
+
+What cannot be sent stays in the workspace, and goes with the next commit or the next start on this machine. A start
+takes the writer's lock (`lease.py`), sees to what others have left (`arrival.py`), and then resumes as ever; an end
+sends the failures, logs and card, and removes the workspace unless shards wait in it. A plain copy of all objects is a
+dataset directory.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import fnmatch
+import hashlib
+import os
+import shutil
+import tempfile
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import IO, Final, Self
+from uuid import uuid4
+
+from rollgen.errors import DatasetError, MissingFile, ResumeRefused, UsageError
+from rollgen.format.commit import WHOLE, Fetched, Holder, Part
+from rollgen.format.journal import RECORD_FILE, JournalLine, list_shards, read_journal
+from rollgen.format.jsonlines import encode_line
+from rollgen.format.layout import OWN_FILES
+from rollgen.format.reader import check_size
+from rollgen.format.schema import DATA_DIR, JOURNAL_DIR, MANIFEST_FILE
+from rollgen.remote.arrival import Arrival, foreign_objects, journal_object
+from rollgen.remote.lease import SECTION_LOCK, Lease, State, Watch, lock_name, lost
+from rollgen.remote.mirror import THREADS, Mirror
+from rollgen.remote.objects import ObjectStore
+from rollgen.remote.partial import fetch_columns
+
+_FOLDER: Final = "workspaces"
+
+
+def workspace_directory(url: str, writer: str) -> Path:
+    """Where a writer of this dataset works, on this machine."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    key = hashlib.sha256(f"{url.rstrip('/')}\n{writer}".encode()).hexdigest()[:32]
+    return Path(base) / "rollgen" / _FOLDER / key
+
+
+@contextmanager
+def glimpse(url: str, *, clean: bool = False) -> Iterator[Path]:
+    """A directory with the small files of what is there now, for those who only look: a dry run.
+
+    Raises UsageError as `Workspace` does. Takes no lock, and changes nothing.
+    """
+    store = ObjectStore(url)
+    with tempfile.TemporaryDirectory() as scratch:
+        with _as_usage():
+            names = store.list()
+            _check(store.url, names, clean=clean)
+            Mirror(store, Path(scratch), "").pull(names)
+        yield Path(scratch)
+
+
+class Workspace:
+    """A writer's place in a dataset in object storage. Use as a context manager; see `format.commit.Remote`.
+
+    With `clean`, what is there will be replaced. `note` is told what a user should know. Raises UsageError for a URL
+    that cannot be reached, written, or used because other objects are there; ResumeRefused when a writer is alive that
+    makes some of the same prompts; DatasetError for a damaged journal.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        writer: str,
+        part: Part = WHOLE,
+        *,
+        clean: bool = False,
+        note: Callable[[str], None],
+    ) -> None:
+        self._store = ObjectStore(url)
+        self.url = self._store.url
+        self.directory = workspace_directory(self.url, writer)
+        self.next_number = 0
+        """Of the next commit, and of its shard."""
+        self._writer = writer
+        self._part = part
+        self._clean = clean
+        self._note = note
+        self._watch = Watch(self._store)
+        self._lease = Lease(self._store, lock_name(writer), Holder(part, uuid4().hex), self._watch)
+        self._mirror = Mirror(self._store, self.directory, writer)
+        self._others: dict[str, Holder] = {}
+        self._fences: frozenset[str] = frozenset()
+        self._local_lock: IO[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        with ExitStack() as on_error:
+            on_error.callback(self._unlock)
+            self._lock()
+            with _as_usage():
+                _check(self.url, self._store.list(), clean=self._clean)
+                state = self._lease.acquire(self._note)
+            on_error.callback(self._lease.release)
+            with self._section():
+                arrival = Arrival(
+                    self._store, self.directory, self._writer, self._part, self._mirror, self._watch, self._note
+                )
+                self.next_number = arrival.settle(silent=state is State.SILENT)
+            self._others, self._fences = arrival.others, arrival.fences
+            on_error.pop_all()
+        return self
+
+    def __exit__(self, kind: object, *exc: object) -> None:
+        try:
+            self._lease.check()
+            self._mirror.push_own()
+        except (DatasetError, ResumeRefused) as error:
+            if kind is None:
+                raise
+            self._note(str(error))
+        finally:
+            self._lease.release()
+            self._leave()
+
+    @contextmanager
+    def section(self) -> Iterator[None]:
+        """The start section of all writers: what they have changed is here in it, and what is changed in it is sent.
+
+        Nothing is sent when the block is left by an exception.
+        """
+        with self._section() as section:
+            self._mirror.pull_shared()
+            yield
+            section.check()
+            self._mirror.push_shared()
+
+    def others(self) -> dict[str, Holder]:
+        """The other writers that are alive, or may be."""
+        looks = {writer: self._watch.look(lock_name(writer)) for writer in self._others}
+        return {writer: sign.holder for writer, (state, sign) in looks.items() if state in (State.ALIVE, State.UNKNOWN)}
+
+    def declare(self, holder: Holder) -> None:
+        """Say this of the writer, in its lock."""
+        self._lease.say(holder)
+
+    def commit(self, line: JournalLine) -> None:
+        """Send a shard that is in the workspace, or a retirement. It is committed, and not here any more, on return.
+
+        Raises DatasetError when that fails: to be called again. Raises ResumeRefused when another process has gone on
+        under this writer's name.
+        """
+        self._lease.check()
+        self._mirror.push_own()
+        path = self.directory / DATA_DIR / line.file
+        if not line.retired:
+            self._store.upload(path, f"{DATA_DIR}/{line.file}", line.sha256)
+        if not self._store.create(journal_object(self._writer, self.next_number), encode_line(line)):
+            raise lost(self._store, lock_name(self._writer))
+        self.next_number += 1
+        if not line.retired:
+            path.unlink()
+
+    def clear(self) -> None:
+        """Remove the dataset and nothing else, the manifest first. Numbers go on, as the fences of others do."""
+        names = self._store.list()
+        for pattern in OWN_FILES:
+            for name in fnmatch.filter(names, pattern):
+                if name not in self._fences:
+                    self._store.delete(name)
+        self._mirror.forget()
+
+    def fetched(self, lines: Sequence[JournalLine], columns: Sequence[str]) -> Iterator[Fetched]:
+        """These shards in turn, each with these columns in a file that is there until the next one is asked for."""
+        sizes = self._store.list(DATA_DIR) if lines else {}
+        with ThreadPoolExecutor(THREADS) as threads:
+            coming: deque[Fetched] = deque()
+            for line in lines:
+                place = f"{self.url}/{DATA_DIR}/{line.file}"
+                path = self.directory / DATA_DIR / f".tmp-fetched-{line.file}"
+                size = sizes.get(f"{DATA_DIR}/{line.file}")
+                fetch = threads.submit(self._fetch, line, size, columns, path)
+                coming.append(Fetched(line, place, fetch.result))
+                if len(coming) > THREADS:
+                    yield from _used(coming.popleft())
+            while coming:
+                yield from _used(coming.popleft())
+
+    @contextmanager
+    def present(self, columns: Sequence[str]) -> Iterator[None]:
+        """Every shard of the dataset is here meanwhile, under its name, as far as these columns go."""
+        data = self.directory / DATA_DIR
+        here = {path.name for path in list_shards(self.directory)}
+        lines = [line for name, line in sorted(read_journal(self.directory).committed.items()) if name not in here]
+        made: list[Path] = []
+        try:
+            made.extend(shard.path().rename(data / shard.line.file) for shard in self.fetched(lines, columns))
+            yield
+        finally:
+            for path in made:
+                path.unlink()
+
+    def _fetch(self, line: JournalLine, size: int | None, columns: Sequence[str], path: Path) -> Path:
+        place = f"{self.url}/{DATA_DIR}/{line.file}"
+        if size is None:
+            raise MissingFile(f"{place}: missing")
+        check_size(size, place, line)
+        fetch_columns(self._store, line, columns, path)
+        return path
+
+    @contextmanager
+    def _section(self) -> Iterator[Lease]:
+        lease = Lease(self._store, SECTION_LOCK, Holder(self._part, uuid4().hex), self._watch)
+        lease.acquire(self._note, wait=True)
+        try:
+            yield lease
+        finally:
+            lease.release()
+
+    def _lock(self) -> None:
+        """Make the workspace this process's own: what another one works with must not be tidied."""
+        self.directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._local_lock = self.directory.with_suffix(".lock").open("ab")
+        try:
+            fcntl.flock(self._local_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ResumeRefused(
+                f"{self.url}: another rollgen on this machine is writing this dataset; wait for it, or stop it"
+            ) from None
+        for name in ("", DATA_DIR, JOURNAL_DIR):
+            (self.directory / name).mkdir(mode=0o700, exist_ok=True)
+        (self.directory / lock_name(self._writer)).touch()  # by which a directory is known as a run's
+
+    def _leave(self) -> None:
+        """Remove the workspace, unless it holds what is nowhere else."""
+        if waiting := list_shards(self.directory):
+            self._note(
+                f"{self.url}: finished shards that could not be sent: {len(waiting)}; they wait in {self.directory} "
+                "and go with --resume on this machine"
+            )
+        else:
+            shutil.rmtree(self.directory, ignore_errors=True)
+        self._unlock()
+
+    def _unlock(self) -> None:
+        if self._local_lock is not None:
+            self._local_lock.close()
+            self._local_lock = None
+
+
+def _check(url: str, names: Collection[str], *, clean: bool) -> None:
+    """Raises UsageError when no run may start there."""
+    if f"{JOURNAL_DIR}/{RECORD_FILE}" in names:
+        raise UsageError(f"{url}: was copied while it was being compacted; complete that in a local copy")
+    if MANIFEST_FILE in names:
+        return
+    if foreign := foreign_objects(names):
+        raise UsageError(
+            f"--out {url}: holds objects that are not a rollgen run, such as {foreign[0]}; choose another URL"
+        )
+    if not clean and any(name.startswith(f"{DATA_DIR}/") for name in names):
+        raise UsageError(
+            f"--out {url}: holds shards but no {MANIFEST_FILE}; put it back from a copy, replace the run with --clean, "
+            "or choose another --out"
+        )
+
+
+def _used(shard: Fetched) -> Iterator[Fetched]:
+    """Give it away, and remove its file afterwards."""
+    yield shard
+    with suppress(DatasetError):
+        shard.path().unlink(missing_ok=True)
+
+
+@contextmanager
+def _as_usage() -> Iterator[None]:
+    """At the first contact a storage that fails is a mistake in the command, or in the environment."""
+    try:
+        yield
+    except DatasetError as error:
+        raise UsageError(str(error)) from error

@@ -1,0 +1,143 @@
+"""Whole runs on a local Ray, with fake engines: every planned sample is stored once, whatever dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import ray
+from models.cluster_engines import FAILING, POISON
+from models.runs import keys
+
+from rollgen.errors import EngineError, UsageError
+from rollgen.format.failures import read_failures
+from rollgen.format.journal import list_shards, read_journal
+from rollgen.verify.dataset import verify_dataset
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:ray.*")
+
+PROMPTS, N = 20, 3
+TESTS = Path(__file__).parents[1]
+
+
+def stored(out: Path) -> list[tuple[int, int]]:
+    """All stored keys, sorted, duplicates kept."""
+    tables = [pq.read_table(path, columns=["prompt_index", "sample_index"]) for path in list_shards(out)]
+    return sorted(key for table in tables for key in zip(*(c.to_pylist() for c in table.columns), strict=True))
+
+
+def check_whole(out: Path, n: int = N) -> None:
+    """Exactly what is planned, each shard with its journal line, nothing half written."""
+    assert stored(out) == keys(PROMPTS, n)
+    assert read_journal(out).committed.keys() == {path.name for path in list_shards(out)}
+    assert not list(out.glob("data/.tmp-*"))
+
+
+def test_every_sample_is_stored_once(ray_runs: Any) -> None:
+    """60 samples of two replicas: the totals are those of the shards, and nothing is owed to another start."""
+    stats = ray_runs()
+    check_whole(ray_runs.out)
+    assert (stats.stored, stats.failed, stats.restarts, stats.exit_code) == (60, 0, 0, 0)
+    table = pq.read_table(ray_runs.out / "data")
+    tokens = sum(table["response_length"].to_pylist())
+    assert (stats.tokens, stats.mask_ids, stats.masked_tokens) == (tokens, 2 * tokens, tokens)
+    assert stats.length_finishes == table["finish_reason"].to_pylist().count("length")
+    assert ray_runs.reporter.phases == ["check", "load", "generate"]
+    assert ray_runs.reporter.last is stats
+    assert ray_runs(resume=True).stored == 0
+
+
+def test_failures_are_recorded_and_owed_to_the_next_attempt(ray_runs: Any) -> None:
+    """One sample of 60 fails: exit 3, one failure line; the next attempt makes it."""
+    stats = ray_runs("failing")
+    assert (stats.stored, stats.failed, stats.exit_code) == (59, 1, 3)
+    [failure] = read_failures(ray_runs.out)
+    assert (failure.prompt_index, failure.sample_index, failure.stage, failure.error) == (
+        *FAILING,
+        "engine",
+        "does not fit",
+    )
+    assert ray_runs(resume=True).stored == 1
+    check_whole(ray_runs.out)
+
+
+def test_a_dead_engine_is_started_again(ray_runs: Any) -> None:
+    """The replica ends itself, Ray starts it again, and what it had finished is not made twice."""
+    stats = ray_runs("fragile")
+    check_whole(ray_runs.out)
+    assert (stats.stored, stats.restarts, stats.exit_code) == (60, 1, 0)
+    [note] = ray_runs.reporter.notes
+    assert "the device fell off the bus" in note
+    assert "Ray starts it again (9 more restarts are allowed)" in note
+
+
+def test_poison_keeps_nothing_else_from_being_made(ray_runs: Any) -> None:
+    """A sample that kills every process that makes it: all others are stored, then the run ends with an error."""
+    with pytest.raises(EngineError, match="its process ended without a word"):
+        ray_runs("poisoned")
+    assert set(keys(PROMPTS, N)) - set(stored(ray_runs.out)) == {POISON}
+    assert ray_runs(resume=True).stored == 1
+    check_whole(ray_runs.out)
+
+
+def test_engines_that_never_start_end_the_run(ray_runs: Any) -> None:
+    """Three times by one replica is enough, whatever the other does."""
+    with pytest.raises(EngineError, match=r"has died: out of memory; .*3 times without storing a sample"):
+        ray_runs("unloadable")
+    assert stored(ray_runs.out) == []
+
+
+def test_a_refusal_where_it_would_run_leaves_no_directory(ray_runs: Any) -> None:
+    """Said by a process of the cluster, before anything is made."""
+    with pytest.raises(UsageError, match="no such engine here"):
+        ray_runs("refused")
+    assert not ray_runs.out.exists()
+
+
+def test_interrupted_then_killed_then_continued(ray_runs: Any, runs: Any) -> None:
+    """SIGTERM commits what is finished, kill -9 of the driver loses no shard, a third attempt makes just the rest."""
+    n, out = 20, ray_runs.out
+    first = start(runs, out, n)
+    wait_for_lines(out, 1, first)
+    first.send_signal(signal.SIGTERM)
+    assert first.wait(60) == 128 + signal.SIGTERM
+    before = stored(out)
+    assert read_journal(out).committed.keys() == {path.name for path in list_shards(out)}
+
+    second = start(runs, out, n)
+    wait_for_lines(out, len(read_journal(out).committed) + 1, second)
+    second.kill()
+    second.wait(60)
+    assert 0 < len(before) < len(stored(out)) < PROMPTS * n
+
+    stats = ray_runs(resume=True, n=n)
+    assert stats.stored_before + stats.stored == PROMPTS * n
+    check_whole(out, n)
+    assert verify_dataset(out).is_clean
+
+
+def start(runs: Any, out: Path, n: int) -> subprocess.Popen[bytes]:
+    """A run of slow engines in a process of its own, on this Ray."""
+    address = ray.get_runtime_context().gcs_address
+    arguments = ["slow", address, runs.prompts, runs.model, out, n]
+    return subprocess.Popen(
+        [sys.executable, "-m", "models.cluster_program", *map(str, arguments)],
+        env=os.environ | {"PYTHONPATH": str(TESTS)},
+        start_new_session=True,
+    )
+
+
+def wait_for_lines(out: Path, count: int, process: subprocess.Popen[bytes]) -> None:
+    """Until the journal has so many lines."""
+    journal, deadline = out / "journal/w0.jsonl", time.monotonic() + 120
+    while not journal.exists() or journal.read_bytes().count(b"\n") < count:
+        assert process.poll() is None
+        assert time.monotonic() < deadline, "no commit in time"
+        time.sleep(0.02)

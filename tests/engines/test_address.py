@@ -1,0 +1,65 @@
+"""URLs and keys of servers: what is understood, and what is never told."""
+
+from __future__ import annotations
+
+import pytest
+
+from rollgen.engines.address import parse_address, read_api_key, redacted
+from rollgen.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("given", "base"),
+    [
+        ("http://host:8000", "http://host:8000"),
+        ("http://host:8000/", "http://host:8000"),
+        ("http://host:8000/v1", "http://host:8000"),
+        ("http://host:8000/v1/", "http://host:8000"),
+        ("https://host/models/a/v1", "https://host/models/a"),
+        ("http://[::1]:8000", "http://[::1]:8000"),
+        ("http://me:secret@host:8000/a", "http://host:8000/a"),
+    ],
+)
+def test_base(given: str, base: str) -> None:
+    """With or without what other clients want at the end, and never with a login."""
+    address = parse_address(given)
+    assert str(address) == address.base == redacted(given) == base
+    assert "secret" not in repr(address)
+
+
+def test_authorization() -> None:
+    """A key, or the login of the URL, percent-decoded: `me:s@e` in base64."""
+    assert parse_address("http://host").authorization is None
+    assert parse_address("http://host", "k").authorization == "Bearer k"
+    assert parse_address("http://me:s%40e@host").authorization == "Basic bWU6c0Bl"
+
+
+@pytest.mark.parametrize(
+    ("given", "api_key", "problem"),
+    [
+        ("host:8000", None, "no URL"),
+        ("ftp://host", None, "no URL"),
+        ("http://", None, "no URL"),
+        ("http://host:port", None, "no URL"),
+        ("http://[::1", None, "no URL"),
+        ("me:secret@host", None, "'host'"),
+        ("http://host?token=secret", None, "without it"),
+        ("http://host#secret", None, "without it"),
+        ("http://me:secret@host", "secret", "leave one out"),
+    ],
+)
+def test_refused(given: str, api_key: str | None, problem: str) -> None:
+    """In words that hold no secret."""
+    with pytest.raises(UsageError, match=problem) as caught:
+        parse_address(given, api_key)
+    assert "secret" not in str(caught.value)
+
+
+def test_api_key() -> None:
+    """Of an environment variable, without the space around it; nothing is no key."""
+    assert read_api_key("K", {"K": " key\n"}) == "key"
+    assert read_api_key("K", {"K": ""}) is None
+    assert read_api_key("K", {}) is None
+    with pytest.raises(UsageError, match="environment: K") as caught:
+        read_api_key("K", {"K": "s3cr3t\nk3y"})
+    assert "3" not in str(caught.value)

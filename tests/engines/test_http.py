@@ -1,0 +1,474 @@
+"""A server as an engine: what is sampled, what is tried again and what is not, and a server that goes away."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from models import fake_server
+from models.fake_server import FakeServer, answers, breaks_off, disconnects, error, waits
+
+from rollgen.engines.base import RequestError, SampleRequest
+from rollgen.engines.http import MAX_TRIES, HttpEngine
+from rollgen.errors import CaptureError, EngineError, UnfitEngine
+from rollgen.format.invariants import find_problem
+from rollgen.rollouts import Completion
+
+MakeEngine = Callable[..., HttpEngine]
+MakeRequest = Callable[..., SampleRequest]
+
+
+def drive(engine: HttpEngine, scenario: Callable[[], Awaitable[Any]]) -> Any:
+    """The result of `scenario()`, with the engine started, and closed after it."""
+
+    async def run() -> Any:
+        await engine.start()
+        try:
+            return await scenario()
+        finally:
+            engine.close()
+
+    return asyncio.run(run())
+
+
+def sample(engine: HttpEngine, request: SampleRequest) -> Completion:
+    """One sample, of an engine that is started for it."""
+    completion: Completion = drive(engine, lambda: engine.sample(request))
+    return completion
+
+
+def check(completion: Completion, request: SampleRequest) -> None:
+    """It is what the server samples for this seed, in every field."""
+    expected = fake_server.sample(request.sampling_params | {"logprobs": 0}, masks=True)
+    assert completion.token_ids.tolist() == expected["token_ids"]
+    assert completion.finish_reason == expected["finish_reason"]
+    assert completion.logprobs.tolist() == [token["logprob"] for token in expected["logprobs"]["content"]]
+    if request.prompt.sampling.truncates:
+        assert np.split(completion.mask_ids, completion.mask_offsets[1:-1])[0].tolist() == expected["sampling_mask"][0]
+        assert completion.mask_ids.tolist() == [token for mask in expected["sampling_mask"] for token in mask]
+    assert find_problem(completion, fake_server.VOCAB_SIZE) is None
+    assert completion.text == " ".join(map(str, expected["token_ids"]))
+    assert completion.seed == request.seed
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("capture", ["native", "logprobs"])
+def test_samples(
+    server: FakeServer,
+    make_engine: MakeEngine,
+    make_request: MakeRequest,
+    capture: str,
+    large: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Both captures read the same; large answers are read elsewhere, but alike."""
+    if large:
+        monkeypatch.setattr("rollgen.engines.http.LARGE_ANSWER", 0)
+    server.max_logprobs = -1
+    engine = make_engine(capture)
+    requests = [make_request(number) for number in range(4)]
+
+    async def all_of_them() -> list[Completion]:
+        return await asyncio.gather(*map(engine.sample, requests))
+
+    for request, completion in zip(requests, drive(engine, all_of_them), strict=True):
+        check(completion, request)
+        assert completion.weight_versions is not None
+
+
+def test_untruncated(server: FakeServer, make_engine: MakeEngine, make_request: MakeRequest) -> None:
+    """Null masks, and logprobs of the sampled ids alone."""
+    server.masks = False
+    request = make_request(top_k=0, top_p=1.0, min_p=0.0)
+    completion = sample(make_engine("none", untruncated="some", top_k=0, top_p=1.0, min_p=0.0), request)
+    check(completion, request)
+    assert not completion.mask_offsets.any()
+    assert server.seen[-1]["sampling_params"]["logprobs"] == 0
+
+
+def test_support_logprobs(server: FakeServer, make_engine: MakeEngine, make_request: MakeRequest) -> None:
+    """Of every id of a native mask: their probabilities sum to 1. Clamped ones are never among them."""
+    server.max_logprobs = -1
+    completion = sample(make_engine("native", support_logprobs=True), make_request())
+    assert completion.support_logprobs is not None
+    sums = np.add.reduceat(np.exp(completion.support_logprobs), completion.mask_offsets[:-1])
+    np.testing.assert_allclose(sums, 1, atol=1e-5)
+    assert completion.support_logprobs.min() > -100
+
+
+TRANSIENT = {
+    "500": answers(500, {"error": {"message": "Internal Server Error"}}),
+    "502": answers(502, "<html><h1>Bad Gateway</h1></html>"),
+    "503": answers(503, Retry_After="0"),
+    "504": answers(504, Retry_After="Wed, 21 Oct 2026 07:28:00 GMT"),
+    "429": answers(429, {"error": {"message": "queue is full"}}, Retry_After="0.01"),
+    "disconnect": disconnects,
+    "breaks off": breaks_off,
+    "no JSON": answers(200, '{"choices": [{"token_ids": [1, 2'),
+    "aborted": answers(200, {"choices": [{"finish_reason": "abort", "token_ids": [3]}]}),
+}
+
+
+@pytest.mark.parametrize("fault", TRANSIENT.values(), ids=TRANSIENT)
+def test_tried_again(
+    server: FakeServer, make_engine: MakeEngine, make_request: MakeRequest, fault: fake_server.Fault
+) -> None:
+    """Twice, with the same body, so with the same seed, under a name of its own each time."""
+    engine = make_engine()
+    server.seen.clear()
+    server.ids.clear()
+    server.faults = [fault, fault]
+    request = make_request()
+    check(sample(engine, request), request)
+    assert len(server.seen) == 3
+    assert server.seen[0] == server.seen[1] == server.seen[2]
+    assert server.seen[0]["sampling_params"]["seed"] == request.seed >= 2**32
+    assert len(set(server.ids)) == 3
+
+
+@pytest.mark.parametrize("name", ["500", "disconnect", "no JSON"])
+def test_not_for_ever(server: FakeServer, make_engine: MakeEngine, make_request: MakeRequest, name: str) -> None:
+    """A request that fails again and again while the server is well fails alone."""
+    engine = make_engine()
+    server.seen.clear()
+    server.faults = [TRANSIENT[name]] * MAX_TRIES
+
+    async def one_fails() -> Completion:
+        with pytest.raises(RequestError, match=f"failed it {MAX_TRIES} times, the last time: "):
+            await engine.sample(make_request())
+        return await engine.sample(make_request())
+
+    check(drive(engine, one_fails), make_request())
+    assert len(server.seen) == MAX_TRIES + 1
+
+
+@pytest.mark.parametrize(
+    ("status", "exception"),
+    [
+        (400, RequestError),
+        (413, RequestError),
+        (422, RequestError),
+        (501, RequestError),
+        (307, UnfitEngine),
+        (401, UnfitEngine),
+        (403, UnfitEngine),
+        (404, UnfitEngine),
+    ],
+)
+def test_not_tried_again(
+    server: FakeServer, make_engine: MakeEngine, make_request: MakeRequest, status: int, exception: type[Exception]
+) -> None:
+    """What would be answered in the same way: to this request, or to all."""
+    engine = make_engine()
+    server.seen.clear()
+    server.faults = [answers(status, {"error": {"message": "the reason"}})]
+    with pytest.raises(exception, match=f"{status}: the reason"):
+        sample(engine, make_request())
+    assert len(server.seen) == 1
+
+
+def changed(change: Callable[[dict[str, Any]], None]) -> fake_server.Fault:
+    """A fault: a choice that is changed."""
+
+    async def fault(request: Any) -> Any:
+        choice = fake_server.sample((await request.json())["sampling_params"], masks=True)
+        change(choice)
+        return fake_server.web.json_response({"choices": [choice]})
+
+    return fault
+
+
+def clamp(choice: dict[str, Any]) -> None:
+    """Of the sampled id of the last token: what NaN becomes."""
+    token = choice["logprobs"]["content"][-1]
+    token["logprob"] = token["top_logprobs"][0]["logprob"] = fake_server.CLAMPED
+
+
+WRONG: dict[str, tuple[Callable[[dict[str, Any]], Any], type[Exception], str]] = {
+    "clamped": (clamp, CaptureError, "of the sampled id is none of a sampled token"),
+    "a token too many": (lambda c: c["token_ids"].append(3), CaptureError, "logprobs of"),
+    "a mask too few": (lambda c: c["sampling_mask"].pop(), CaptureError, "sampling masks of"),
+    "an empty mask": (lambda c: c["sampling_mask"][0].clear(), CaptureError, "empty sampling mask"),
+    "no mask": (lambda c: c.update(sampling_mask=None), UnfitEngine, "no sampling mask"),
+    "an unknown id": (lambda c: c["sampling_mask"][0].append(64), CaptureError, "outside the model's vocabulary of 64"),
+    "no logprobs": (lambda c: c.update(logprobs=None), UnfitEngine, "no logprobs"),
+    "other logprobs": (lambda c: c["logprobs"]["content"][0].pop("token_id"), CaptureError, "too old"),
+    "no token": (lambda c: c.pop("token_ids"), CaptureError, "cannot be read"),
+    "unfinished": (lambda c: c.update(finish_reason="error"), RequestError, "finish reason 'error'"),
+    "no versions": (lambda c: c.update(weight_versions=None), CaptureError, "weight versions"),
+}
+
+
+@pytest.mark.parametrize(("change", "exception", "problem"), WRONG.values(), ids=WRONG)
+def test_wrong_answers(
+    server: FakeServer,
+    make_engine: MakeEngine,
+    make_request: MakeRequest,
+    change: Callable[[dict[str, Any]], None],
+    exception: type[Exception],
+    problem: str,
+) -> None:
+    """Nothing is mended, and nothing asked for again: it would be sampled the same."""
+    engine = make_engine()
+    server.seen.clear()
+    server.faults = [changed(change)]
+    with pytest.raises(exception, match=problem):
+        sample(engine, make_request())
+    assert len(server.seen) == 1
+
+
+def test_too_long_an_answer(
+    server: FakeServer, make_engine: MakeEngine, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Is not read to its end."""
+    engine = make_engine()
+    monkeypatch.setattr("rollgen.engines.http.largest_answer", lambda request, num_logprobs: 100)
+    with pytest.raises(RequestError, match="more than the 100 bytes that it may need"):
+        sample(engine, make_request())
+
+
+def test_ties(server: FakeServer, make_engine: MakeEngine, make_request: MakeRequest) -> None:
+    """50 tied ids go past the 38 logprobs asked for at first: asked for again with the whole vocabulary of 64."""
+    server.masks, server.max_logprobs = False, -1
+    engine = make_engine()
+    server.tied = 50
+    completion = sample(engine, make_request(top_p=1.0, min_p=0.0))
+    assert engine.resampled == 1
+    assert np.unique(np.diff(completion.mask_offsets)).tolist() == [50]
+    np.testing.assert_allclose(completion.logprobs, -math.log(50), rtol=1e-5)
+    asked = [body["sampling_params"] for body in server.seen[-2:]]
+    assert [params.pop("logprobs") for params in asked] == [38, 64]
+    assert asked[0] == asked[1]
+
+
+def test_ties_beyond_the_server(server: FakeServer, make_engine: MakeEngine, make_request: MakeRequest) -> None:
+    """The fix is the server's flag."""
+    server.masks, server.max_logprobs = False, 40
+    engine = make_engine()
+    server.tied = 50
+    with pytest.raises(RequestError, match="start it with --max-logprobs -1"):
+        sample(engine, make_request(top_p=1.0, min_p=0.0))
+
+
+def test_window(server: FakeServer, make_engine: MakeEngine, make_request: MakeRequest) -> None:
+    """1.5 requests for each of 8 places: all 12 are with the server at once, and signs of life get through."""
+    engine = make_engine(max_num_seqs=8)
+    assert engine.window == 12
+    assert make_engine().window == 384
+    server.faults = [waits(0.3)] * 12
+
+    async def full() -> None:
+        await asyncio.gather(*(engine.sample(make_request(number)) for number in range(12)))
+
+    drive(engine, full)
+    assert server.most_in_flight == 12
+
+
+def test_cancelled(server: FakeServer, make_engine: MakeEngine, make_request: MakeRequest) -> None:
+    """The server sees the connection close, and aborts the request."""
+    engine = make_engine()
+    server.faults = [waits(30)]
+
+    async def cancel() -> None:
+        sampling = asyncio.create_task(engine.sample(make_request()))
+        while not server.in_flight:
+            await asyncio.sleep(0.01)
+        sampling.cancel()
+        while server.in_flight:
+            await asyncio.sleep(0.01)
+
+    drive(engine, cancel)
+    assert server.aborted == 1
+
+
+def test_not_started(server: FakeServer, make_engine: MakeEngine, make_request: MakeRequest) -> None:
+    """Nor after it was closed, which may be done twice."""
+    engine = make_engine()
+    with pytest.raises(EngineError, match="not started"):
+        asyncio.run(engine.sample(make_request()))
+
+    async def close() -> None:
+        engine.close()
+        engine.close()
+        await engine.sample(make_request())
+
+    with pytest.raises(EngineError, match="not started"):
+        drive(engine, close)
+
+
+def test_blip(server: FakeServer, make_engine: MakeEngine, make_request: MakeRequest) -> None:
+    """A server that is back within a second: everyone waits, nobody hears of it."""
+    engine = make_engine()
+    requests = [make_request(number) for number in range(3)]
+    server.faults = [waits(30)] * 3
+
+    async def restart() -> list[Completion]:
+        sampling = [asyncio.create_task(engine.sample(request)) for request in requests]
+        while server.in_flight < 3:
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(server.stop)
+        await asyncio.sleep(0.3)
+        await asyncio.to_thread(server.start)
+        return await asyncio.gather(*sampling)
+
+    for request, completion in zip(requests, drive(engine, restart), strict=True):
+        check(completion, request)
+
+
+def test_away_and_back(server: FakeServer, make_engine: MakeEngine, make_request: MakeRequest) -> None:
+    """Dead for everyone at once, and for who comes later; started again it waits for the server, and probes it."""
+    engine = make_engine()
+    server.faults = [waits(30)] * 3
+
+    async def away() -> Completion:
+        sampling = [asyncio.create_task(engine.sample(make_request(number))) for number in range(3)]
+        while server.in_flight < 3:
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(server.stop)
+        results = await asyncio.gather(*sampling, return_exceptions=True)
+        assert [type(result) for result in results] == [EngineError] * 3
+        assert str(results[0]) == f"{server.url}: the server does not answer: connection refused"
+        with pytest.raises(EngineError):
+            await engine.sample(make_request())
+        engine.close()
+        starting = asyncio.create_task(engine.start())
+        await asyncio.sleep(0.3)
+        assert not starting.done()
+        await asyncio.to_thread(server.start)
+        server.faults.clear()
+        await starting
+        return await engine.sample(make_request())
+
+    check(drive(engine, away), make_request())
+
+
+def test_start_gives_up(server: FakeServer, make_engine: MakeEngine) -> None:
+    """After --stall-timeout."""
+    engine = make_engine(stall_timeout=0.5)
+    server.healthy = False
+    with pytest.raises(EngineError, match="away for 0 s: it answers /health with 503; start it"):
+        asyncio.run(engine.start())
+
+
+@pytest.mark.parametrize("change", [{"model": "other"}, {"masks": False}, {"version": "0.99"}], ids=str)
+def test_back_as_another(
+    server: FakeServer, make_engine: MakeEngine, make_request: MakeRequest, change: dict[str, Any]
+) -> None:
+    """Whether it was gone for long or not: no restart of the engine would help."""
+    engine = make_engine()
+
+    async def replace(seconds: float) -> None:
+        server.faults = [disconnects]
+        await asyncio.to_thread(server.stop)
+        sampling = asyncio.create_task(engine.sample(make_request()))
+        await asyncio.sleep(seconds)
+        for name, value in change.items():
+            setattr(server, name, value)
+        await asyncio.to_thread(server.start)
+        server.faults.clear()
+        await sampling
+
+    with pytest.raises(UnfitEngine):
+        drive(engine, lambda: replace(0.3))
+    with pytest.raises(UnfitEngine):
+        asyncio.run(engine.start())
+
+
+def test_drained(server: FakeServer, make_engine: MakeEngine, make_request: MakeRequest) -> None:
+    """A server that says it is not well gets nothing new, but what it is at is waited for."""
+    engine = make_engine()
+
+    async def drain() -> list[Completion | BaseException]:
+        server.faults = [waits(2), answers(503)]
+        first = asyncio.create_task(engine.sample(make_request(0)))
+        while not server.in_flight:
+            await asyncio.sleep(0.01)
+        server.healthy = False
+        seen = len(server.seen)
+        others = [asyncio.create_task(engine.sample(make_request(1)))]
+        while len(server.seen) == seen:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        others.append(asyncio.create_task(engine.sample(make_request(2))))
+        results = await asyncio.gather(first, *others, return_exceptions=True)
+        assert len(server.seen) == seen + 1
+        return results
+
+    started = time.monotonic()
+    completion, *others = drive(engine, drain)
+    check(completion, make_request(0))
+    assert [type(result) for result in others] == [EngineError] * 2
+    assert time.monotonic() - started > 2  # longer than the second after which it would have been given up
+
+
+@pytest.mark.parametrize("metered", [True, False])
+def test_tokens(
+    server: FakeServer,
+    make_engine: MakeEngine,
+    make_request: MakeRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    metered: bool,
+) -> None:
+    """Those of unfinished samples where the server counts, through its restarts; else those of finished ones."""
+    monkeypatch.setattr("rollgen.engines.http.METER_SECONDS", 0.02)
+    server.is_metered = metered
+    engine = make_engine()
+
+    async def count() -> list[int]:
+        await asyncio.sleep(0.2)
+        seen = [engine.tokens]
+        server.generated += 1000
+        await asyncio.sleep(0.2)
+        seen.append(engine.tokens)
+        server.generated = 50
+        await asyncio.sleep(0.2)
+        seen.append(engine.tokens)
+        completion = await engine.sample(make_request())
+        await asyncio.sleep(0.2)
+        return [*seen, engine.tokens - len(completion.token_ids)]
+
+    assert drive(engine, count) == ([0, 1000, 1050, 1050] if metered else [0, 0, 0, 0])
+
+
+def test_key_is_sent_and_never_told(
+    server: FakeServer, make_engine: MakeEngine, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even when the server repeats it, or a redirect would take it elsewhere."""
+    monkeypatch.setenv("SOME_VARIABLE", "correct-horse")
+    server.api_key = "correct-horse"
+    engine = make_engine(api_key_env="SOME_VARIABLE")
+
+    async def echo(request: Any) -> Any:
+        return error(400, f"you sent {request.headers['Authorization']}")
+
+    async def refused(elsewhere: FakeServer) -> None:
+        server.faults = [echo, answers(308, Location=f"{elsewhere.url}/inference/v1/generate")]
+        with pytest.raises(RequestError, match=r"400: you sent Bearer \(secret\)"):
+            await engine.sample(make_request())
+        with pytest.raises(UnfitEngine, match="308"):
+            await engine.sample(make_request())
+
+    with FakeServer() as elsewhere:
+        drive(engine, lambda: refused(elsewhere))
+        assert not elsewhere.seen
+    told = f"{engine.address!r} {engine.record} {engine.notes}"
+    assert "horse" not in told
+
+
+def test_login_in_the_url(server: FakeServer, make_engine: MakeEngine, make_request: MakeRequest) -> None:
+    """Is sent as such, and not told."""
+    headers: list[str] = []
+
+    async def remember(request: Any) -> None:
+        headers.append(request.headers["Authorization"])
+
+    engine = make_engine(url=server.url.replace("http://", "http://me:secret@"))
+    server.faults = [remember]
+    sample(engine, make_request())
+    assert headers == ["Basic bWU6c2VjcmV0"]
+    assert str(engine.address) == server.url

@@ -1,0 +1,139 @@
+"""`rollgen generate --ray local` with real vLLM: exact cover when nothing happens, and whatever is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pyarrow.parquet as pq
+import pytest
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+
+PROMPTS, N = 60, 4
+"""240 samples of 64 tokens."""
+MARK = "MARK_OF_TEST_RAY"
+"""Environment variable that tells our processes from all others: Ray's are in sessions of their own."""
+REPLICA = "ray::MapWorker"
+ENGINE = "EngineCore"
+"""In the command lines of the processes, as Ray and vLLM name them."""
+
+
+@pytest.fixture(scope="module")
+def mark(rollgen: Any) -> Iterator[str]:
+    """The command starts Ray in a short directory, since sockets have short names, and small engines."""
+    scratch = tempfile.mkdtemp(prefix="ray", dir="/tmp")
+    mark = uuid4().hex
+    rollgen.environment |= {MARK: mark, "RAY_TMPDIR": scratch, "VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1"}
+    yield mark
+    for pid in processes(mark):
+        os.kill(pid, signal.SIGKILL)
+    shutil.rmtree(scratch)
+
+
+@pytest.fixture
+def options(mark: str, tiny_model: Path, tmp_path: Path, write_prompts: Any) -> list[object]:
+    """A command line that commits every half second."""
+    prompts = write_prompts(
+        tmp_path / "prompts.jsonl", [{"id": f"p{index}", "prompt": f"Number {index} is"} for index in range(PROMPTS)]
+    )
+    flags = ["--max-tokens", 64, "--sampling-arg", "ignore_eos=true", "--commit-interval", 0.5, "--n", N, "--json"]
+    model = ["--model", tiny_model, "--dtype", "float32", "--max-num-seqs", 8]
+    return ["generate", prompts, "--out", tmp_path / "out", *model, "--ray", "local", *flags]
+
+
+def test_a_replica_and_an_engine_are_killed(
+    rollgen: Any, options: list[object], mark: str, tmp_path: Path, wait_for_shards: Any
+) -> None:
+    """kill -9 of one replica, then of the other one's engine: both start again, nothing is lost or doubled."""
+    out = tmp_path / "out"
+    process = rollgen.start(*options, "--replicas", 2)
+    wait_for_shards(out, 1, process)
+    first, second = processes(mark, REPLICA)
+    os.kill(first, signal.SIGKILL)
+    wait_until_gone([pid for pid in processes(mark, ENGINE) if parent(pid) == first])
+    wait_for_shards(out, lines(out) + 1, process)
+    for pid in processes(mark, ENGINE):
+        if parent(pid) == second:
+            os.kill(pid, signal.SIGKILL)
+    stdout, stderr = process.communicate(timeout=600)
+    assert process.returncode == 0, stderr
+    summary = json.loads(stdout)
+    assert (summary["restarts"], summary["stored"], summary["failed"]) == (2, PROMPTS * N, 0)
+    assert "its process ended without a word" in stderr
+    assert re.search(r"vLLM's engine process died .*; the log of \S+ is /\S+\.err; Ray starts it again", stderr)
+    check_whole(rollgen, out)
+    wait_until_gone(processes(mark))
+
+
+def test_the_driver_is_killed_and_started_again(
+    rollgen: Any, options: list[object], mark: str, tmp_path: Path, wait_for_shards: Any
+) -> None:
+    """kill -9 of the command: Ray and the engine end, every shard stays, and --resume makes exactly the rest."""
+    out = tmp_path / "out"
+    process = rollgen.start(*options)
+    wait_for_shards(out, 2, process)
+    process.kill()
+    process.communicate()
+    wait_until_gone(processes(mark))
+    before = {path.name: path.read_bytes() for path in out.glob("data/part-*.parquet")}
+
+    process = rollgen.start(*options, "--resume")
+    stdout, stderr = process.communicate(timeout=600)
+    assert process.returncode == 0, stderr
+    summary = json.loads(stdout)
+    assert summary["stored_before"] > 0
+    assert summary["stored_before"] + summary["stored"] == PROMPTS * N
+    assert all((out / "data" / name).read_bytes() == content for name, content in before.items())
+    check_whole(rollgen, out)
+    wait_until_gone(processes(mark))
+
+
+def check_whole(rollgen: Any, out: Path) -> None:
+    """Every planned key once, under `rollgen verify` too, and nothing half written."""
+    tables = [pq.read_table(path, columns=["prompt_id", "sample_index"]) for path in out.glob("data/part-*.parquet")]
+    keys = [key for table in tables for key in zip(*(c.to_pylist() for c in table.columns), strict=True)]
+    assert sorted(keys) == sorted((f"p{index}", sample) for index in range(PROMPTS) for sample in range(N))
+    assert not list(out.glob("data/.tmp-*"))
+    assert json.loads(rollgen("verify", out, "--json").stdout)["clean"]
+
+
+def lines(out: Path) -> int:
+    """Commits in the journal."""
+    return (out / "journal" / "w0.jsonl").read_bytes().count(b"\n")
+
+
+def processes(mark: str, kind: str = "") -> list[int]:
+    """Our processes, of this kind."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            environment, command = (place / "environ").read_bytes(), (place / "cmdline").read_bytes()
+        except OSError:  # gone by now
+            continue
+        if f"{MARK}={mark}".encode() in environment and kind.encode() in command:
+            found.append(int(place.name))
+    return sorted(found)
+
+
+def parent(pid: int) -> int:
+    """Which process started it."""
+    return int(subprocess.run(["ps", "-o", "ppid=", "-p", str(pid)], capture_output=True, text=True).stdout or 0)
+
+
+def wait_until_gone(pids: list[int]) -> None:
+    """60 s at most."""
+    deadline = time.monotonic() + 60
+    while alive := [pid for pid in pids if Path(f"/proc/{pid}").exists()]:
+        assert time.monotonic() < deadline, alive
+        time.sleep(0.1)

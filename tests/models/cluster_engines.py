@@ -1,0 +1,86 @@
+"""Fake engines for replicas on Ray, each made by a function that `EngineSpec.make` can name, in Ray's processes.
+
+Which process a replica is in says Ray: the first one is not reconstructed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from typing import Final, NoReturn
+
+import ray
+from models.fake_engine import FakeEngine
+
+from rollgen.cluster.engine import EngineSpec
+from rollgen.engines.base import RequestError, SampleRequest
+from rollgen.errors import EngineError, UsageError
+
+WINDOW: Final = 8
+POISON: Final = (3, 1)
+"""The sample that kills its engine, or its process."""
+FAILING: Final = (2, 0)
+SECONDS: Final = 0.3
+"""Of a slow sample."""
+
+
+def healthy(spec: EngineSpec) -> FakeEngine:
+    """Makes everything."""
+    return FakeEngine(window=WINDOW)
+
+
+def slow(spec: EngineSpec) -> FakeEngine:
+    """Takes its time, so that something can happen meanwhile."""
+
+    async def before(request: SampleRequest) -> None:
+        await asyncio.sleep(SECONDS)
+
+    return FakeEngine(window=WINDOW, before=before)
+
+
+def failing(spec: EngineSpec) -> FakeEngine:
+    """Fails one sample, again and again."""
+
+    async def before(request: SampleRequest) -> None:
+        await asyncio.sleep(0)
+        if _key(request) == FAILING:
+            raise RequestError("does not fit")
+
+    return FakeEngine(window=WINDOW, before=before)
+
+
+def fragile(spec: EngineSpec) -> FakeEngine:
+    """Dies at a sample in each replica's first process."""
+
+    async def before(request: SampleRequest) -> None:
+        await asyncio.sleep(SECONDS if _key(request) == POISON else 0)  # so that some are finished
+        if _key(request) == POISON and not ray.get_runtime_context().was_current_actor_reconstructed:
+            raise EngineError("the device fell off the bus")
+
+    return FakeEngine(window=WINDOW, before=before)
+
+
+def poisoned(spec: EngineSpec) -> FakeEngine:
+    """One sample takes the whole process down, whoever makes it."""
+
+    async def before(request: SampleRequest) -> None:
+        await asyncio.sleep(SECONDS if _key(request) == POISON else 0)
+        if _key(request) == POISON:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return FakeEngine(window=WINDOW, before=before)
+
+
+def unloadable(spec: EngineSpec) -> FakeEngine:
+    """Never starts."""
+    return FakeEngine(window=WINDOW, start_error=EngineError("out of memory"))
+
+
+def refused(spec: EngineSpec) -> NoReturn:
+    """Is refused where it would run."""
+    raise UsageError("no such engine here")
+
+
+def _key(request: SampleRequest) -> tuple[int, int]:
+    return request.prompt.prompt_index, request.sample_index

@@ -1,0 +1,150 @@
+"""Locks in object storage: who is alive, without comparing clocks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from uuid import uuid4
+
+import pytest
+
+from rollgen.errors import ResumeRefused
+from rollgen.format.commit import Holder, Part
+from rollgen.remote import lease
+from rollgen.remote.lease import Lease, Sign, State, Watch
+from rollgen.remote.objects import ObjectStore
+
+LOCK = "journal/w0.lock"
+HOLDER = Holder(Part(1, 4), "attempt", "plan")
+
+
+@pytest.fixture
+def store() -> ObjectStore:
+    return ObjectStore(f"memory://locks/{uuid4().hex}")
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Death after half a second, beats every tenth."""
+    monkeypatch.setattr(lease, "DEAD_SECONDS", 0.5)
+    monkeypatch.setattr(lease, "REFRESH_SECONDS", 0.1)
+    monkeypatch.setattr(lease, "POLL_SECONDS", 0.05)
+
+
+@pytest.fixture
+def notes() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def held(store: ObjectStore, notes: list[str]) -> Iterator[Lease]:
+    """A lease of this process."""
+    lock = Lease(store, LOCK, HOLDER, Watch(store))
+    assert lock.acquire(notes.append) is State.GONE
+    yield lock
+    lock.release()
+
+
+def foreign(store: ObjectStore, **changes: object) -> Sign:
+    """Leave the lock of a process on another machine."""
+    sign = replace(Sign.of_this_process(HOLDER), host="elsewhere", **changes)
+    store.replace(LOCK, sign.to_json())
+    return sign
+
+
+def test_a_sign_says_what_it_said() -> None:
+    """Of any field; a lock that makes no sense is anyone's, and makes everything."""
+    sign = Sign.of_this_process(HOLDER)
+    assert Sign.parse(sign.to_json()) == sign
+    for content in (b"", b"{}", b"[1]", b'{"part": [4, 4]}', sign.to_json().replace(b'"pid": ', b'"pid": "x')):
+        assert Sign.parse(content) == Sign()
+
+
+def test_held_until_released(store: ObjectStore, held: Lease, notes: list[str]) -> None:
+    """Another of this machine is refused at once: the process is alive."""
+    other = Lease(store, LOCK, HOLDER, Watch(store))
+    with pytest.raises(ResumeRefused, match="another rollgen is writing"):
+        other.acquire(notes.append)
+    held.release()
+    assert store.list() == {}
+    assert other.acquire(notes.append) is State.GONE
+    other.release()
+
+
+def test_it_beats(store: ObjectStore, held: Lease) -> None:
+    """The object changes by itself, and says what its holder wants."""
+    held.say(Holder(Part(1, 4), "attempt", "another plan"))
+    before = Sign.parse(store.read(LOCK, 4096))
+    time.sleep(0.3)
+    after = Sign.parse(store.read(LOCK, 4096))
+    assert after.holder.plan_sha256 == "another plan"
+    assert (after.nonce, after.beat > before.beat) == (before.nonce, True)
+
+
+def test_a_dead_process_of_this_machine(store: ObjectStore, notes: list[str]) -> None:
+    """Its lock is taken over at once, also when its number has been given to another process."""
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    own = Sign.of_this_process(HOLDER)
+    for sign in (replace(own, pid=child.pid), replace(own, started=own.started - 1)):
+        store.replace(LOCK, sign.to_json())
+        lock = Lease(store, LOCK, HOLDER, Watch(store))
+        assert lock.acquire(notes.append) is State.DEAD
+        lock.release()
+    assert notes == []
+
+
+def test_a_process_that_nobody_has_waited_for(store: ObjectStore) -> None:
+    """A zombie is dead."""
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    own = Sign.of_this_process(HOLDER)
+    started = lease._start_of(child.pid)
+    assert started is not None
+    store.replace(LOCK, replace(own, pid=child.pid, started=started).to_json())
+    assert Watch(store).look(LOCK)[0] is State.ALIVE
+    child.communicate(b"\n")
+    assert Watch(store).look(LOCK)[0] is State.DEAD
+
+
+def test_silence_elsewhere(store: ObjectStore, notes: list[str]) -> None:
+    """A lock of another machine is watched for as long as a beat may be late, then taken; the note says so."""
+    foreign(store)
+    lock = Lease(store, LOCK, HOLDER, Watch(store))
+    started = time.monotonic()
+    assert lock.acquire(notes.append) is State.SILENT
+    assert time.monotonic() - started >= 0.5
+    assert "waiting up to" in notes[0]
+    lock.check()
+    lock.release()
+
+
+def test_a_beat_elsewhere(store: ObjectStore, notes: list[str]) -> None:
+    """The first change is a sign of life, whatever any clock says."""
+    watch = Watch(store)
+    sign = foreign(store)
+    assert watch.look(LOCK) == (State.UNKNOWN, sign)
+    sign = foreign(store, beat=1)
+    assert watch.look(LOCK)[0] is State.ALIVE
+
+
+def test_lost(store: ObjectStore, held: Lease) -> None:
+    """Who was taken for dead finds out, stops beating, and does not remove the lock of its successor."""
+    sign = foreign(store)
+    with pytest.raises(ResumeRefused, match="silent for too long"):
+        held.check()
+    held.release()
+    assert Sign.parse(store.read(LOCK, 4096)) == sign
+
+
+def test_waiting_for_a_turn(store: ObjectStore, held: Lease, notes: list[str]) -> None:
+    """Whoever waits gets the lock once it is released."""
+    import threading
+
+    other = Lease(store, LOCK, HOLDER, Watch(store))
+    threading.Timer(0.3, held.release).start()
+    assert other.acquire(notes.append, wait=True) is State.GONE
+    assert "waiting for another writer" in notes[0]
+    other.release()

@@ -1,0 +1,196 @@
+"""Objects: created once, uploaded and verified, read in part; errors in our words, and no secret in them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from rollgen.errors import DatasetError, MissingFile, RollgenError, Unreadable, UsageError
+from rollgen.remote.objects import ObjectStore, is_url, local_path
+
+
+@pytest.fixture(params=["s3", "memory"])
+def store(request: pytest.FixtureRequest) -> ObjectStore:
+    """An empty one; it has been pickled, as those that workers get."""
+    root = request.getfixturevalue("bucket") if request.param == "s3" else "memory://bucket"
+    return pickle.loads(pickle.dumps(ObjectStore(f"{root}/{uuid4().hex}/")))
+
+
+def written(path: Path, content: bytes) -> tuple[Path, str]:
+    path.write_bytes(content)
+    return path, hashlib.sha256(content).hexdigest()
+
+
+def test_what_is_a_url() -> None:
+    """Whatever has a scheme, but file:// is a path; a path that only looks like a URL is one."""
+    assert all(map(is_url, ("s3://b/run", "gs://b", "memory://b/run", "S3://b")))
+    assert not any(map(is_url, ("run", "/data/run", "file:///data/run", "s3:/b/run", "C:\\run")))
+    assert local_path("file:///data/my%20run") == Path("/data/my run")
+    assert local_path("run") == Path("run")
+
+
+def test_created_once(store: ObjectStore) -> None:
+    """The first content stays; the same content again is a request that was sent again."""
+    assert store.create("journal/w0.lock", b"one")
+    assert store.create("journal/w0.lock", b"one")
+    assert not store.create("journal/w0.lock", b"two")
+    assert store.read("journal/w0.lock", 3) == b"one"
+    store.replace("journal/w0.lock", b"three")
+    assert store.read("journal/w0.lock", 5) == b"three"
+    store.delete("journal/w0.lock")
+    store.delete("journal/w0.lock")
+    assert not store.exists("journal/w0.lock")
+    assert not store.exists("journal")
+
+
+def test_listed_anew_each_time(store: ObjectStore) -> None:
+    """Names are relative and sorted, with sizes; what came since is there, through another connection too."""
+    assert store.list() == store.list("data") == {}
+    store.create("data/b", b"12")
+    store.create("rollgen.json", b"1")
+    assert store.list() == {"data/b": 2, "rollgen.json": 1}
+    ObjectStore(store.url).create("data/a", b"")
+    assert store.list("data") == {"data/a": 0, "data/b": 2}
+    assert (store.size("data/a"), store.read("data/a", 10)) == (0, b"")
+
+
+def test_uploaded_and_downloaded(store: ObjectStore, tmp_path: Path) -> None:
+    """A file arrives as it is; again it is the same one, and another one is refused and stays as it was."""
+    path, sha256 = written(tmp_path / "shard", os.urandom(100_000))
+    store.upload(path, "data/shard", sha256)
+    store.upload(path, "data/shard", sha256)
+    assert store.is_same(path, "data/shard")
+    other, other_sha256 = written(tmp_path / "other", os.urandom(100_000))
+    assert not store.is_same(other, "data/shard")
+    with pytest.raises(DatasetError, match="is there already and is another file"):
+        store.upload(other, "data/shard", other_sha256)
+    store.download("data/shard", tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == path.read_bytes()
+    assert store.read_range("data/shard", 99_990, 100_000) == path.read_bytes()[99_990:]
+    assert store.read_range("data/shard", 5, 5) == b""
+    assert {path.name for path in tmp_path.iterdir()} == {"copy", "other", "shard"}
+
+
+def test_a_file_that_has_changed_is_not_sent(store: ObjectStore, tmp_path: Path) -> None:
+    """Its hash is that of its journal line, or it stays."""
+    path, _ = written(tmp_path / "shard", b"rotten")
+    with pytest.raises(DatasetError, match="damaged since it was committed"):
+        store.upload(path, "data/shard", "0" * 64)
+    assert store.list() == {}
+
+
+def test_an_object_without_a_telling_tag_is_read_back(
+    store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Encrypted objects and those sent in parts have no MD5: what arrived damaged is removed again, and told."""
+    path, sha256 = written(tmp_path / "shard", os.urandom(1000))
+    monkeypatch.setattr("rollgen.remote.objects._told_md5", lambda info: set())
+    store.upload(path, "data/shard", sha256)
+    monkeypatch.setattr(ObjectStore, "read_range", lambda self, name, start, stop: bytes(stop - start))
+    with pytest.raises(DatasetError, match="arrived damaged"):
+        store.upload(path, "data/other", sha256)
+    assert store.list() == {"data/shard": 1000}
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "says"),
+    [
+        (lambda store, path: store.read("x", 9), MissingFile, "/x: not there"),
+        (lambda store, path: store.size("x"), MissingFile, "/x: not there"),
+        (lambda store, path: store.read_range("x", 0, 1), MissingFile, "/x: not there"),
+        (lambda store, path: store.download("x", path), MissingFile, "/x: not there"),
+        (lambda store, path: store.read("big", 9), DatasetError, "larger than 9 bytes"),
+        (lambda store, path: store.read_range("big", 5, 11), DatasetError, "ends before byte 11"),
+    ],
+    ids=["read", "size", "range", "download", "larger", "shorter"],
+)
+def test_what_is_not_there(
+    store: ObjectStore, tmp_path: Path, call: Callable[..., Any], error: type[RollgenError], says: str
+) -> None:
+    """Errors name the URL, and nothing is left of a download."""
+    store.create("big", bytes(10))
+    with pytest.raises(error, match=f"{store.url}.*{says}"):
+        call(store, tmp_path / "copy")
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("s3://user:hunter2@bucket/run", "with a user, a query or a fragment"),
+        ("https://host/run?sig=hunter2", "with a user, a query or a fragment"),
+        ("s3://bucket/run#hunter2", "with a user, a query or a fragment"),
+        ("s3://bucket//run", "empty part"),
+        ("s3://bucket/../run", "empty part"),
+        ("bucket/run", "not a URL of object storage"),
+    ],
+)
+def test_urls_that_are_refused(url: str, says: str) -> None:
+    """Before anything is asked for; what may be a secret is not shown."""
+    with pytest.raises(UsageError, match=says) as refused:
+        ObjectStore(url)
+    assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [("gs://bucket/run", "pip install gcsfs"), ("nope://bucket/run", "is nope:// right?")],
+)
+def test_packages_that_are_missing(url: str, says: str) -> None:
+    """The error says what to install."""
+    with pytest.raises(UsageError, match=says):
+        ObjectStore(url).list()
+
+
+def test_a_bucket_that_is_missing(bucket: str) -> None:
+    """Looks empty, and cannot be written."""
+    with pytest.raises(MissingFile, match="does the bucket exist"):
+        ObjectStore("s3://no-such-bucket/run").create("x", b"")
+
+
+def test_credentials_that_are_missing(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mistake in the environment, not damage."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
+    with pytest.raises(UsageError, match="credentials in the environment"):
+        ObjectStore(f"{bucket}/run").create("x", b"")
+
+
+def test_storage_that_does_not_answer(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is known of what is there; a secret of the environment is not in the error, be it in an answer."""
+    import s3fs
+
+    monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    monkeypatch.setenv("STORAGE_TOKEN", "hunter2hunter2")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9/hunter2hunter2")  # nobody is there
+    store = ObjectStore(f"{bucket}/run")
+    with pytest.raises(Unreadable, match="cannot be listed") as refused:
+        store.list()
+    assert "hunter2" not in str(refused.value)
+    with pytest.raises(Unreadable, match="cannot be read"):
+        store.exists("x")
+    with pytest.raises(DatasetError, match="cannot be written"):
+        store.replace("x", b"")
+
+
+def test_each_process_has_a_connection_of_its_own(bucket: str) -> None:
+    """A store that was used is used again after a fork, where the parent's connection would hang."""
+    store = ObjectStore(f"{bucket}/{uuid4().hex}")
+    store.create("parent", b"")
+    child = os.fork()
+    if child == 0:
+        store.create("child", b"")
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert store.list().keys() == {"parent", "child"}

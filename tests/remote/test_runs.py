@@ -1,0 +1,207 @@
+"""Whole runs into object storage: killed at every kind of step, cut off, taken over, in parts."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from models.datasets import planned_keys, write_prompts
+from models.storage import BUCKET, s3_server
+from models.stored_run import StoredRuns
+
+from rollgen.remote.objects import ObjectStore
+
+PROMPTS = 12
+COMMITS = ("--commit-interval", 0.1)
+"""With a delay of some hundredths of a second a sample: several commits."""
+PATIENCE = {"patience": 2.0}
+
+STEPS = {
+    "the lock": "create journal/w0.lock",
+    "a section": "create journal/start-section.lock",
+    "the plan": "put plan.parquet",
+    "the manifest": "create rollgen.json",
+    "a shard": "upload data/part-w0-000001.parquet",
+    "its line": "create journal/w0-000001.jsonl",
+}
+
+
+def rows_of(runs: StoredRuns) -> dict[Any, dict[str, Any]]:
+    rows = runs.verified_rows()
+    assert rows.keys() == planned_keys(PROMPTS, 2)
+    return rows
+
+
+@pytest.fixture(scope="module")
+def undisturbed(
+    request: pytest.FixtureRequest, bucket: str, tmp_path_factory: pytest.TempPathFactory, tiny_model: Path
+) -> dict[Any, dict[str, Any]]:
+    """The rows of a run that nobody disturbed; the engine's answers depend on nothing but the request."""
+    runs = StoredRuns(
+        request.getfixturevalue("program"), tmp_path_factory.mktemp("undisturbed"), tiny_model, f"{bucket}/undisturbed"
+    )
+    write_prompts(runs.prompts, PROMPTS)
+    runs("--n", 2)
+    return rows_of(runs)
+
+
+def test_a_plain_copy_is_the_dataset(stored_runs: StoredRuns, undisturbed: dict[Any, Any]) -> None:
+    """Journal objects and all: what `aws s3 sync` brings verifies clean, has a card, and the workspace is gone."""
+    stored_runs("--n", 1)
+    stored_runs("--n", 2, "--resume")
+    assert rows_of(stored_runs) == undisturbed
+    names = stored_runs.store.list()
+    assert {"README.md", "journal/w0-000000.jsonl", "journal/w0-000001.jsonl"} < names.keys()
+    assert not list(stored_runs.cache().rglob("*.parquet"))
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("step", STEPS.values(), ids=STEPS.keys())
+def test_killed(stored_runs: StoredRuns, undisturbed: dict[Any, Any], tmp_path: Path, step: str, after: bool) -> None:
+    """SIGKILL before or after a step: the same machine goes on at once, with every sample there once."""
+    killed = stored_runs("--n", 2, *COMMITS, delay=0.1, storage={"kill_at": step, "after": after}, code=-9)
+    assert "Traceback" not in killed.stderr
+    stored_runs("--n", 2, "--resume")
+    assert rows_of(stored_runs) == undisturbed
+
+
+def test_killed_and_continued_elsewhere(stored_runs: StoredRuns, undisturbed: dict[Any, Any]) -> None:
+    """Another machine waits until the lock has been silent, and takes over the shard that had been sent."""
+    stored_runs(
+        *("--n", 2, *COMMITS), delay=0.1, machine="one", code=-9, storage={"kill_at": STEPS["its line"], **PATIENCE}
+    )
+    taken = stored_runs("--n", 2, "--resume", machine="two", storage=PATIENCE)
+    assert "waiting up to 2 s" in taken.stderr
+    assert "part-w0-000002.parquet: finished, but not committed" in taken.stderr  # 1 has been fenced off
+    assert rows_of(stored_runs) == undisturbed
+
+
+def test_a_writer_that_was_taken_for_dead(stored_runs: StoredRuns, undisturbed: dict[Any, Any]) -> None:
+    """It wakes up with a shard in hand, which is refused; the dataset stays that of its successor."""
+    silent = stored_runs.start(
+        *("--n", 2, *COMMITS), delay=0.1, machine="one", storage={"stop_before": "data/part-w0-000001", **PATIENCE}
+    )
+    stored_runs.wait_for("journal/w0-000000.jsonl", silent)
+    stored_runs("--n", 2, "--resume", machine="two", storage=PATIENCE)
+    os.killpg(silent.pid, signal.SIGCONT)
+    woken = silent.wait()
+    assert woken.code == 4, woken
+    assert "silent for too long" in woken.stderr
+    assert rows_of(stored_runs) == undisturbed
+    late = stored_runs("--n", 2, "--resume", machine="one")
+    assert "shards that this machine had not sent are dropped: 1;" in late.stderr
+    assert rows_of(stored_runs) == undisturbed
+
+
+@pytest.mark.parametrize("machine", ["one", "two"])
+def test_two_of_one_name(stored_runs: StoredRuns, machine: str) -> None:
+    """The second is refused at once on the same machine, and at the first's next beat on another."""
+    first = stored_runs.start("--n", 2, delay=100.0, machine="one", storage=PATIENCE)
+    stored_runs.wait_for("rollgen.json", first)
+    second = stored_runs("--n", 2, "--resume", machine=machine, storage=PATIENCE, code=4)
+    assert "another rollgen" in second.stderr
+    first.signal_group(signal.SIGTERM)
+    assert first.wait().code == 143
+    assert "journal/w0.lock" not in stored_runs.store.list()
+
+
+def test_parts_at_the_same_time(stored_runs: StoredRuns, undisturbed: dict[Any, Any]) -> None:
+    """Two machines begin one dataset together: one makes plan and manifest, the other takes them over."""
+    options = ("--n", 2, *COMMITS, "--resume")
+    parts = [
+        stored_runs.start(*options, "--shard", f"{part}/2", machine=f"m{part}", delay=0.05, storage=PATIENCE)
+        for part in range(2)
+    ]
+    for part in parts:
+        finished = part.wait()
+        assert finished.code == 0, finished
+    assert rows_of(stored_runs) == undisturbed
+
+
+def test_a_storage_that_fails(make_runs: Callable[[str], StoredRuns], undisturbed: dict[Any, Any]) -> None:
+    """What was finished waits on the machine, and goes first when the storage is back."""
+    from moto.server import ThreadedMotoServer
+
+    with s3_server():
+        runs = make_runs(f"s3://{BUCKET}")
+        port = int(os.environ["AWS_ENDPOINT_URL"].rpartition(":")[2])
+        running = runs.start("--n", 2, *COMMITS, delay=0.2, storage={"stop_before": "data/part-w0-000001"})
+        runs.wait_for("journal/w0-000000.jsonl", running)
+    os.killpg(running.pid, signal.SIGCONT)
+    failed = running.wait()
+    assert failed.code == 1, failed
+    assert "cannot be" in failed.stderr
+    assert "finished shards that could not be sent: 1; they wait in" in failed.stderr
+    assert "Traceback" not in failed.stderr
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=port, verbose=False)
+    server.start()
+    try:
+        resumed = runs("--n", 2, "--resume")
+        assert "finished, but not committed by the last attempt; verified, sent and added" in resumed.stderr
+        runs.store = ObjectStore(runs.url)
+        with pytest.MonkeyPatch.context() as environment:
+            environment.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+            assert rows_of(runs) == undisturbed
+    finally:
+        server.stop()
+
+
+def test_lost_and_damaged_objects(stored_runs: StoredRuns, undisturbed: dict[Any, Any]) -> None:
+    """A shard that is gone, cut short or whose keys are damaged is retired and made again; nothing is removed."""
+    stored_runs("--n", 1)
+    stored_runs("--n", 2, "--resume", *COMMITS, delay=0.1)
+    store = stored_runs.store
+    shards = sorted(store.list("data"))
+    assert len(shards) >= 3
+    content = store.read(shards[2], 1 << 20)
+    store.delete(shards[0])
+    store.replace(shards[1], store.read(shards[1], 1 << 20)[:-9])
+    store.replace(shards[2], content[:8] + bytes(64) + content[72:])  # the first page, of prompt_id
+    mended = stored_runs("--n", 2, "--resume")
+    assert mended.stderr.count("its samples are owed again") == 3
+    copy = stored_runs.copy()
+    assert (copy / shards[1]).exists()
+    assert stored_runs.verified_rows() == undisturbed
+
+
+def test_clean(stored_runs: StoredRuns, undisturbed: dict[Any, Any]) -> None:
+    """A run is only replaced on request, and only what is a run's; the new one is as if nothing had been."""
+    stored_runs("--n", 3)
+    refused = stored_runs("--n", 2, code=2)
+    assert "holds a run already" in refused.stderr
+    stored_runs.store.create("notes.txt", b"mine")
+    stored_runs("--n", 2, "--clean")
+    assert stored_runs.store.read("notes.txt", 10) == b"mine"
+    stored_runs.store.delete("notes.txt")
+    assert rows_of(stored_runs) == undisturbed
+
+
+def test_other_peoples_objects(stored_runs: StoredRuns) -> None:
+    """Nothing is written among them, with or without --clean."""
+    stored_runs.store.create("model/weights.bin", b"mine")
+    for options in ((), ("--clean",)):
+        refused = stored_runs("--n", 2, *options, code=2)
+        assert "holds objects that are not a rollgen run, such as model/weights.bin" in refused.stderr
+    assert [*stored_runs.store.list()] == ["model/weights.bin"]
+
+
+def test_a_retry(stored_runs: StoredRuns) -> None:
+    """Samples that were cut are made again, as in a directory; which ones is read from columns of remote shards."""
+    stored_runs("--n", 1)
+    retried = stored_runs("--n", 1, "--resume", "--retry", "finish_reason=length", "--max-tokens", 32)
+    assert "samples that were cut are made again with 32 tokens" in retried.stderr
+    rows = stored_runs.verified_rows()
+    cut = {prompt for (prompt, _, generation), row in rows.items() if not generation and row["response_length"] == 16}
+    assert {prompt for prompt, _, generation in rows if generation == 1} <= cut
+    assert any(generation for _, _, generation in rows)
+
+
+def test_no_bucket(make_runs: Callable[[str], StoredRuns]) -> None:
+    """A usage error, before a model loads."""
+    missing = make_runs("s3://no-such-bucket")("--n", 2, code=2)
+    assert "does the bucket exist?" in missing.stderr
+    assert "loading the model" not in missing.stderr
