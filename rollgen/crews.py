@@ -38,7 +38,7 @@ def _engines(preflight: Preflight) -> Crew:
             f"{error.name} is not installed: pip install 'rollgen[vllm]' (GPU) or 'rollgen[cpu]'"
         ) from error
     config = preflight.config.model_copy(update={"revision": preflight.model.revision})  # the commit that was checked
-    common = _of_run(preflight)
+    common = _of_run(preflight) | {"weight_versions": preflight.stores_weight_versions}
     return Engines(
         [VllmEngine(config, preflight.model.path_or_id, replica=replica, **common) for replica in make_replicas(config)]
     )

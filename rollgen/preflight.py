@@ -104,6 +104,11 @@ class Preflight:
             return self.stored.capture
         return "none" if self.summary.truncated == 0 else self.config.capture
 
+    @property
+    def stores_weight_versions(self) -> bool:
+        """Whether the run that is continued does: an engine that has them hands them over then."""
+        return self.stored is not None and self.stored.weight_versions
+
 
 def discretion_of(config: RunConfig, out: Path, files: Iterable[PromptInput] = ()) -> Discretion:
     """What a run may tell in the files of its dataset: not where the dataset, its inputs and the model lie."""

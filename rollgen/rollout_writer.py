@@ -57,6 +57,7 @@ from rollgen.prompts.parameters import Parameters, run_parameters
 from rollgen.prompts.plan import Plan
 from rollgen.prompts.single import check_sample, single_prompt
 from rollgen.prompts.sources import PromptInput
+from rollgen.remote.objects import is_url
 from rollgen.rollouts import Completion
 
 Prompts: TypeAlias = PromptInput | Iterable[PromptInput]
@@ -104,6 +105,8 @@ class RolloutWriter:
         routed_experts: tuple[int, int, int] | None = None,
         **settings: Any,
     ) -> None:
+        if is_url(directory):
+            raise UsageError(f"{directory}: RolloutWriter writes into directories; copy the finished dataset there")
         self.directory = Path(directory)
         self._config = as_config(config, settings)
         check_writer_name(writer)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -88,20 +90,17 @@ def _run(files: list[str], config: RunConfig, out: str, *, as_json: bool, **star
     return stats.exit_code
 
 
-def _directory(place: str, scratch: Path) -> Path:
-    """The directory that a dry run looks into. Raises UsageError for a run in object storage."""
-    from rollgen.errors import UsageError
-    from rollgen.format.schema import MANIFEST_FILE
-    from rollgen.remote.objects import ObjectStore, is_url, local_path
+@contextmanager
+def _looked_at(place: str, *, clean: bool) -> Iterator[Path]:
+    """The directory that a dry run looks into; of a run in object storage a copy of its small files."""
+    from rollgen.remote.objects import is_url, local_path
+    from rollgen.remote.workspace import glimpse
 
     if not is_url(place):
-        return local_path(place)
-    if ObjectStore(place).exists(MANIFEST_FILE):
-        raise UsageError(
-            f"--dry-run: {place} holds a run, and a dry run looks into directories only: copy it, and give the copy as "
-            "--out"
-        )
-    return scratch / "out"
+        yield local_path(place)
+        return
+    with glimpse(place, clean=clean) as directory:
+        yield directory
 
 
 def _dry_run(files: list[str], config: RunConfig, place: str, *, as_json: bool, **start: Any) -> int:
@@ -116,9 +115,10 @@ def _dry_run(files: list[str], config: RunConfig, place: str, *, as_json: bool, 
     from rollgen.loop.retry import describe, select
     from rollgen.loop.run import Start
     from rollgen.prompts.plan import Plan
+    from rollgen.remote.objects import is_url
 
-    with tempfile.TemporaryDirectory() as scratch:
-        out = _directory(place, Path(scratch))
+    with tempfile.TemporaryDirectory() as scratch, _looked_at(place, clean=start["clean"]) as out:
+        is_here = not is_url(place)
         preflight, longer = Start(**start).plan(files, config, out, Path(scratch) / "plan.parquet")
         retries = [] if preflight.stored is None else [*read_retries(out, preflight.stored)]
         retried = 0
@@ -137,9 +137,9 @@ def _dry_run(files: list[str], config: RunConfig, place: str, *, as_json: bool, 
             Plan(preflight.plan_path),
             retries,
             support_logprobs=config.support_logprobs,
-            stored=None if preflight.stored is None else run_status(out),
+            stored=run_status(out) if preflight.stored is not None and is_here else None,
             free_bytes=free_space(out),
         )
-        removed = removal(out) if start["clean"] else None
+        removed = removal(out) if start["clean"] and is_here else None
         print_dry_run(preflight, estimate, as_json=as_json, retried=retried, removed=removed)
     return 0

@@ -7,6 +7,7 @@ gets the same message wherever it comes from. An option that is not given is Non
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -17,6 +18,8 @@ from pydantic.fields import FieldInfo
 from rollgen.config import RunConfig, field_key
 from rollgen.errors import UsageError
 
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+"""A path made of one: it has lost a slash."""
 _PAIRS = ("sampling_arg", "engine_arg")
 """Mappings that are given as KEY=VALUE, again and again; the other one is a JSON object."""
 _METAVARS = {int: "INTEGER", float: "NUMBER", str: "TEXT"}
@@ -35,6 +38,10 @@ def with_config_options(command: Callable[..., int]) -> Callable[..., int]:
 
 def check_dataset_directory(directory: Path) -> None:
     """Raise UsageError for what is no directory at all."""
+    if _URL.match(str(directory)):
+        raise UsageError(
+            f"{directory}: is in object storage; copy it here (for S3: `aws s3 sync URL DIRECTORY`), and give the copy"
+        )
     if not directory.is_dir():
         raise UsageError(f"{directory}: not a directory; name the one that holds rollgen.json")
 

@@ -69,9 +69,7 @@ class ConsoleReporter:
             self._print(message)
 
     def started(self, place: Place, preflight: Preflight, manifest: Manifest) -> None:
-        if not (
-            place.directory / CARD_FILE
-        ).exists():  # measuring all of it again can wait for the end
+        if not (place.directory / CARD_FILE).exists():  # measuring all of it again can wait for the end
             write_card(place.directory, url=place.url)
         self.note(
             f"{manifest.model.name} ({manifest.model.dtype}), capture {manifest.capture}: "

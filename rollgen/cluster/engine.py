@@ -34,6 +34,7 @@ class EngineSpec:
     capture_wanted: Literal["auto", "native", "logprobs", "none"]
     untruncated: Literal["some", "none"]
     replayable: bool
+    weight_versions: bool
     make: str = VLLM
     """`module:function` that makes it of this specification; loads no weights."""
     version: str = __version__
@@ -52,6 +53,7 @@ class EngineSpec:
             capture_wanted=preflight.capture_wanted,
             untruncated="some" if preflight.summary.untruncated else "none",
             replayable=preflight.replayable,
+            weight_versions=preflight.stores_weight_versions,
             make=make,
         )
 
@@ -112,6 +114,7 @@ def vllm_engine(spec: EngineSpec) -> Engine:
         capture_wanted=spec.capture_wanted,
         untruncated=spec.untruncated,
         replayable=spec.replayable,
+        weight_versions=spec.weight_versions,
         decode=model.decode,
     )
 

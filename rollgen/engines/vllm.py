@@ -70,7 +70,7 @@ TERMINATE_SECONDS = 5.0
 """For a process of a half-loaded engine to end by itself."""
 EXPERTS_ARGUMENT = "enable_return_routed_experts"
 SPAWN_POLL_SECONDS = 0.02
-_DEAD = "vLLM's engine process died (its own messages are above)"
+_DEAD = "vLLM's engine process died (see its own messages)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class VllmEngine:
             raise
         except Exception as error:
             raise EngineError(
-                f"vLLM could not load the model (its own messages are above): {_one_line(error)}"
+                f"vLLM could not load the model (see its own messages): {_one_line(error)}"
             ) from error
 
     async def sample(self, request: SampleRequest) -> Completion:

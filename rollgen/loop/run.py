@@ -49,6 +49,7 @@ from rollgen.preflight import (
 )
 from rollgen.prompts.plan import Plan
 from rollgen.prompts.sources import PromptInput
+from rollgen.remote.objects import is_url
 
 CrewFactory = Callable[[Preflight], Crew]
 
@@ -111,6 +112,8 @@ def generate(
     With `retry` (see `retry.py`), `config.max_tokens` is that of the retry.
     """
     start, part = Start(resume, clean, retry), part_of(config.shard)
+    if config.ray is not None:
+        _check_ray(out, part)
     writer = writer_name(part)
     with open_place(out, writer, part, clean=clean, note=reporter.note) as place:
         start.check(place.directory, part)  # before anything is made
@@ -127,6 +130,17 @@ def generate(
         if stats.stored:
             reporter.grown(place)
     return stats
+
+
+def _check_ray(out: str | Path, part: Part) -> None:
+    """Raise UsageError for what replicas on other machines cannot do."""
+    if part != WHOLE:
+        raise UsageError("--ray and --shard exclude each other: Ray divides the work itself")
+    if is_url(out):
+        raise UsageError(
+            f"--out {out}: replicas of --ray write into a directory that all nodes share; for object storage there is "
+            "--shard"
+        )
 
 
 class _Target(NamedTuple):
