@@ -45,7 +45,7 @@ demo: venv model
 
 # Engines run alone: each takes all cores.
 test: venv model
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not vllm" --numprocesses logical --maxprocesses 8
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not vllm" --numprocesses logical --maxprocesses 8 --dist loadgroup
 	$(BIN)/python -m pytest -m vllm
 
 check: venv

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -52,18 +48,16 @@ def generate(
     RollgenError like the command, and UsageError inside a running event loop.
     """
     _refuse_running_loop()
-    run_config = as_config(config, settings)
-    with _restored_signals():
-        return run.generate(
-            prompt_inputs(prompts),
-            run_config,
-            out,
-            reporter=reporter or LoggingReporter(),
-            make_crew=make_crew,
-            resume=resume,
-            clean=clean,
-            retry=retry,
-        )
+    return run.generate(
+        prompt_inputs(prompts),
+        as_config(config, settings),
+        out,
+        reporter=reporter or LoggingReporter(),
+        make_crew=make_crew,
+        resume=resume,
+        clean=clean,
+        retry=retry,
+    )
 
 
 class LoggingReporter:
@@ -107,18 +101,3 @@ def _refuse_running_loop() -> None:
         "generate blocks until everything is made, which would stop the event loop that runs here: use "
         "`await asyncio.to_thread(rollgen.generate, ...)`"
     )
-
-
-@contextmanager
-def _restored_signals() -> Iterator[None]:
-    """Put the program's own signal handlers back, which asyncio replaces by Python's defaults."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            if handler is not None:  # None: not installed from Python, so that Python cannot put it back
-                signal.signal(number, handler)

@@ -29,6 +29,8 @@ Capture = Literal["auto", "native", "logprobs"]
 ENV_PREFIX = "ROLLGEN_"
 EMBEDDED_MODEL = Path(".cache/smollm2")
 """Where `make model` puts the demo model; used when no model is named."""
+_UNTOLD = frozenset({"server", "api_key_env"})
+"""Fields that may hold a login, or a key by mistake: no message repeats what was given."""
 INT32_MAX = 2**31 - 1
 MIN_TEMPERATURE = 0.01
 """vLLM raises a smaller positive temperature to this (`vllm/sampling_params.py`, `_MAX_TEMP`)."""
@@ -325,7 +327,8 @@ def _read_environment() -> dict[str, Any]:
         try:
             values[name] = json.loads(text) if is_container else text
         except ValueError:
-            raise UsageError(f"environment: {ENV_PREFIX}{name.upper()} is not JSON: {text!r}") from None
+            expected = 'a list like ["a", "b"]' if isinstance(field.default, tuple) else 'an object like {"a": 1}'
+            raise UsageError(f"environment: {ENV_PREFIX}{name.upper()} is not JSON; write {expected}") from None
     return values
 
 
@@ -343,7 +346,7 @@ def _explain(error: ValidationError, origin: dict[str, str]) -> str:
             problems.append(f"{source}: unknown key {name!r}; keys are {', '.join(RunConfig.model_fields)}")
             continue
         label = f"{source}: {name}" if source else flag(name)
-        problems.append(f"{label}: {message}, got {problem['input']!r}")
+        problems.append(f"{label}: {message}" if name in _UNTOLD else f"{label}: {message}, got {problem['input']!r}")
     return "; ".join(problems)
 
 

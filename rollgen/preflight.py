@@ -371,9 +371,13 @@ def _new_manifest(
     )
 
 
+def public_settings(config: RunConfig) -> dict[str, Any]:
+    """The configuration as JSON values that may be shown and recorded: URLs of servers without logins."""
+    return config.model_dump(mode="json") | {"server": [redacted(url) for url in config.server]}
+
+
 def _attempt(config: RunConfig, engine: SampledBy, sources: Sequence[PromptSource]) -> Attempt:
-    values = config.model_dump(mode="json")
-    values["server"] = [redacted(url) for url in config.server]
+    values = public_settings(config)
     return Attempt(
         started_at=datetime.now(UTC).isoformat(timespec="seconds"),
         rollgen_version=__version__,

@@ -31,6 +31,8 @@ KINDS = {
     "operational": {
         "trust_remote_code",
         *("on_bad_row", "tensor_parallel_size", "max_num_seqs", "gpu_memory_utilization", "enforce_eager"),
+        *("pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel"),
+        *("replicas", "server", "api_key_env", "shard", "ray", "gpus_per_replica"),
         *("max_restarts", "stall_timeout", "max_failures", "commit_interval", "progress"),
     },
 }

@@ -57,8 +57,10 @@ def print_dry_run(
 
     `retried` is the number of samples of a new retry, `removed` what the run would remove first.
     """
+    from rollgen.preflight import public_settings
+
     summary, model = preflight.summary, preflight.model
-    config = preflight.config.model_dump(mode="json") | {"model": model.name}
+    config = public_settings(preflight.config) | {"model": model.name}
     if as_json:
         values = {"config": config, "plan": _plan_json(preflight), "estimate": estimate.to_json(), "retried": retried}
         typer.echo(json.dumps(values | {"removed": None if removed is None else asdict(removed)}))

@@ -6,15 +6,21 @@ Nobody is told a login or a key: they are no part of an address's text, and of n
 from __future__ import annotations
 
 import os
+import re
 from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 from urllib.parse import SplitResult, unquote, urlsplit
 
+from rollgen.config import RunConfig
 from rollgen.errors import UsageError
 
+DEFAULT_KEY_VARIABLE: Final = RunConfig.model_fields["api_key_env"].default
+"""Need not be set."""
 _KEY_CHARACTERS = range(0x21, 0x7F)
 """What a header carries: visible ASCII."""
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +61,21 @@ def redacted(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{path}"
 
 
+def check_key_variable(variable: str, environment: Mapping[str, str] = os.environ) -> None:
+    """Refuse what is no variable that is set, but for the default: it is recorded, and may be the key by mistake."""
+    if variable != DEFAULT_KEY_VARIABLE and not (_VARIABLE.fullmatch(variable) and variable in environment):
+        raise UsageError(
+            f"--api-key-env: expected the name of an environment variable that is set and holds the API key, like "
+            f"{DEFAULT_KEY_VARIABLE}; there is none of the name that was given (not shown: it may be the key itself)"
+        )
+
+
 def read_api_key(variable: str, environment: Mapping[str, str] = os.environ) -> str | None:
-    """The key in an environment variable, None where there is none. Raises UsageError for what no header can carry."""
+    """The key in an environment variable, None where there is none.
+
+    Raises UsageError as `check_key_variable`, and for what no header can carry.
+    """
+    check_key_variable(variable, environment)
     key = environment.get(variable, "").strip()
     if any(ord(character) not in _KEY_CHARACTERS for character in key):
         raise UsageError(f"environment: {variable} is no API key: it has characters that no HTTP header can carry")
@@ -69,4 +88,5 @@ def _split(url: str) -> SplitResult | None:
         _ = parts.port
     except ValueError:  # a bad port, or half of an IPv6 address
         return None
-    return parts
+    is_cut = "@" in parts.path + parts.query + parts.fragment  # by a `/`, `?` or `#` inside of the login
+    return None if is_cut else parts

@@ -1,7 +1,7 @@
 """What an engine is: it is started, samples one request at a time (many concurrently), and is closed.
 
 Adding an engine: one file here that implements `Engine`, turns its native output into a `Completion` through
-`capture.py`, and maps its errors as `sample` documents. The loop in `loop.py` needs nothing else.
+`capture.py`, and maps its errors as `sample` documents. `loop/` needs nothing else.
 """
 
 from __future__ import annotations

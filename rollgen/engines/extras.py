@@ -6,31 +6,37 @@
                      base64 of a .npy file (vLLM's /inference/v1/generate) or of raw int32 (SGLang), which has no shape
 
 Only what a dataset stores is read at all: hundreds of kilobytes a sample stay as they came otherwise. Nothing is
-unpickled, and no more is decoded than the shape that is expected takes. Raises CaptureError for anything else.
+unpickled or evaluated, and no more is decoded than the shape that is expected takes. Raises CaptureError for anything
+else.
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
+import re
 from collections.abc import Iterable
-from io import BytesIO
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from numpy.lib import format as npy
 
 from rollgen.engines.shapes import as_array, fields_of
 from rollgen.errors import CaptureError
+from rollgen.format.manifest import RoutedExperts
 from rollgen.format.schema import MAX_EXPERTS
 from rollgen.rollouts import WeightVersions
 
 if TYPE_CHECKING:
-    from rollgen.format.manifest import RoutedExperts
     from rollgen.rollouts import Int16Array
 
+_NPY_MAGIC: Final = b"\x93NUMPY"
+_NPY_HEADER: Final = re.compile(
+    _NPY_MAGIC + rb"\x01\x00..\{'descr': '([<>|][iu][1248])', 'fortran_order': False, "
+    rb"'shape': \((\d{1,9}(?:, \d{1,9})*),?\), \} *\n",
+    re.DOTALL,
+)
+"""As numpy writes it, of whole numbers in C order. (numpy's reader evaluates headers, and makes arrays of any size.)"""
 _NPY_HEADER_BYTES: Final = 1 << 10
-"""Before the numbers: 128 bytes for three dimensions."""
+"""At most: 128 for three dimensions."""
 _ID_BYTES: Final = 4
 """Of the widest numbers that engines send; vLLM sends 1 or 2."""
 
@@ -45,9 +51,12 @@ def read_versions(value: Any, tokens: int) -> WeightVersions:
     end = 0
     for version, start, stop in spans:
         if not (isinstance(version, str) and version and _is_utf8(version)):
-            raise CaptureError(f"the weight version {version!r} is no text")
+            raise CaptureError(f"the weight version of token {end} is no text")
         if start != end or not isinstance(stop, int | np.integer) or stop <= start:
-            raise CaptureError(f"the weight versions are not of one stretch of tokens after the other: {spans}")
+            raise CaptureError(
+                f"the weight versions are not of one stretch of tokens after the other: {version!r} starts or ends "
+                f"elsewhere than after token {end}"
+            )
         end = int(stop)
     if end != tokens:
         raise CaptureError(f"the weight versions are of {end} tokens, but there are {tokens}")
@@ -108,17 +117,24 @@ def _decoded(text: str, size: int) -> np.ndarray:
         raise CaptureError(f"routed experts are {len(text)} characters of base64, more than {size} numbers take")
     try:
         data = base64.b64decode(text, validate=True)
-        return _from_npy(data) if data.startswith(npy.MAGIC_PREFIX) else np.frombuffer(data, "<i4")
-    except (binascii.Error, ValueError) as error:
+        return _from_npy(data) if data.startswith(_NPY_MAGIC) else np.frombuffer(data, "<i4")
+    except ValueError as error:  # binascii.Error is one
         raise CaptureError(f"routed experts are neither a .npy file nor raw int32 in base64: {error}") from None
 
 
+def read_layout(text: str) -> RoutedExperts:
+    """What the numbers mean, as far as the shape of a .npy file in base64 tells it."""
+    try:
+        _, layers, top_k = _from_npy(base64.b64decode(text, validate=True)).shape
+        return RoutedExperts(layers=layers, top_k=top_k, experts=None)
+    except ValueError:
+        raise CaptureError("routed experts are no .npy file of whole numbers in three dimensions, in base64") from None
+
+
 def _from_npy(data: bytes) -> np.ndarray:
-    """Like `np.load`, which makes an array of any size that a header claims. Raises ValueError."""
-    file, reader = BytesIO(data), cast("Any", npy)  # parts of it are untyped
-    if reader.read_magic(file) != (1, 0):
-        raise ValueError("a version of .npy other than 1.0")
-    shape, fortran_order, dtype = reader.read_array_header_1_0(file, _NPY_HEADER_BYTES)
-    if dtype.kind not in "iu" or fortran_order:
-        raise ValueError(f"a .npy file of {dtype}, not of whole numbers in C order")
-    return np.frombuffer(data, dtype, offset=file.tell()).reshape(shape)
+    """A view of `data`. Raises ValueError."""
+    header = _NPY_HEADER.match(data)
+    if header is None:
+        raise ValueError("not a .npy file of whole numbers in C order, as numpy writes it")
+    shape = [int(size) for size in header[2].split(b", ")]
+    return np.frombuffer(data, np.dtype(header[1].decode()), offset=header.end()).reshape(shape)

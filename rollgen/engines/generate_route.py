@@ -98,10 +98,12 @@ def read_choice(body: bytes) -> dict[str, Any]:
     if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
         raise RequestError(f"the server's answer is not one of {GENERATE_PATH}: it lacks its one choice")
     choice: dict[str, Any] = choices[0]
-    if choice.get("finish_reason") == ABORTED:
+    reason = choice.get("finish_reason")
+    if reason == ABORTED:
         raise Unreachable("it aborted the request")
-    if choice.get("finish_reason") not in FINISH_REASONS:
-        raise RequestError(f"vLLM ended the request with finish reason {choice.get('finish_reason')!r}")
+    if reason not in FINISH_REASONS:
+        told = repr(reason) if isinstance(reason, str) else f"of type {type(reason).__name__}"
+        raise RequestError(f"vLLM ended the request with finish reason {told}")
     return choice | {"logprobs": _flat_logprobs(choice.get("logprobs"))}
 
 
@@ -111,6 +113,8 @@ def read_sample(choice: dict[str, Any], **how: Any) -> SampledOutput:
         (sampled,) = read_outputs(choice, **how)
     except UsageError as error:
         raise CaptureError(f"the server's answer cannot be read: {error}") from None
+    except RecursionError:  # of a message that would repeat a value
+        raise CaptureError("the server's answer cannot be read: it is nested far too deeply") from None
     return sampled
 
 

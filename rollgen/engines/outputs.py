@@ -154,6 +154,8 @@ def _support(
 ) -> CapturedSupport:
     """The supports of a sequence, as its capture reads them."""
     token_ids, table, masks = sequence.token_ids, sequence.logprobs, sequence.masks
+    if token_ids.min() < 0 or token_ids.max() >= vocab_size:
+        raise CaptureError(f"a sampled id is outside the model's vocabulary of {vocab_size}")
     if truncates and masks is None and capture != "logprobs":
         raise UnfitEngine(
             "the engine returned no sampling mask although sampling truncates: it was started without "

@@ -13,11 +13,8 @@ Whatever is wrong is one UsageError that names the flag to start the server with
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 from collections.abc import Mapping
 from dataclasses import dataclass
-from io import BytesIO
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -28,18 +25,12 @@ from rollgen.engines.address import Address
 from rollgen.engines.asking import logprobs_wanted
 from rollgen.engines.availability import generated_tokens
 from rollgen.engines.base import Capture, Extras, RequestError, SampleRequest
-from rollgen.engines.generate_route import (
-    GENERATE_PATH,
-    largest_answer,
-    read_choice,
-    read_sample,
-    request_body,
-)
+from rollgen.engines.extras import read_layout
+from rollgen.engines.generate_route import GENERATE_PATH, largest_answer, read_choice, read_sample, request_body
 from rollgen.engines.replay import is_sampling_parameter
 from rollgen.engines.server import ServerModel, refusal
 from rollgen.engines.wire import Oversized, Refused, Unreachable, Wire
 from rollgen.errors import CaptureError, EngineError, IncompleteSupport, UnfitEngine, UsageError
-from rollgen.format.manifest import RoutedExperts
 from rollgen.rollouts import Prompt, Sampling
 
 Wanted = Literal["auto", "native", "logprobs", "none"]
@@ -108,7 +99,7 @@ class Probe:
             await self._ask_untruncated(has_masks=has_masks)
         is_metered = await generated_tokens(self.wire) is not None
         notes = (note, None if is_metered else f"{self.address} {_UNMETERED}")
-        return Findings(capture, _extras(choice), tuple(note for note in notes if note))
+        return Findings(capture, self._extras(choice), tuple(note for note in notes if note))
 
     def _check_context(self) -> None:
         wanted = self.config.max_model_len
@@ -143,6 +134,15 @@ class Probe:
         if choice.get("sampling_mask") is not None:
             self._read(choice, sampling, "native")
         return choice
+
+    def _extras(self, choice: dict[str, Any]) -> Extras:
+        experts, layout = choice.get("routed_experts"), None
+        if isinstance(experts, str):
+            try:
+                layout = read_layout(experts)
+            except CaptureError as error:
+                raise UsageError(f"{self.address}: {error}; start the server without them") from None
+        return Extras(choice.get("weight_versions") is not None, layout)
 
     def _capture(self, *, has_masks: bool) -> tuple[Capture, str | None]:
         """The capture, and why it is not native though the user would take that."""
@@ -277,18 +277,3 @@ def parameters_of(schema: bytes) -> frozenset[str]:
     except (orjson.JSONDecodeError, LookupError, TypeError):
         return frozenset()
 
-
-def _extras(choice: dict[str, Any]) -> Extras:
-    return Extras(choice.get("weight_versions") is not None, _layout(choice.get("routed_experts")))
-
-
-def _layout(experts: object) -> RoutedExperts | None:
-    """The layers and experts of a probe's answer, a .npy file in base64."""
-    if not isinstance(experts, str):
-        return None
-    try:
-        array = np.load(BytesIO(base64.b64decode(experts, validate=True)), allow_pickle=False)
-        _, layers, top_k = array.shape
-    except (binascii.Error, ValueError, AttributeError) as error:
-        raise UsageError(f"the server's routed experts are no array of three dimensions: {error}") from None
-    return RoutedExperts(layers=layers, top_k=top_k, experts=None)

@@ -12,6 +12,7 @@ from importlib.metadata import entry_points
 from typing import Any, Final
 
 from rollgen.config import RunConfig
+from rollgen.engines.address import check_key_variable
 from rollgen.errors import UsageError
 from rollgen.inert import by_name, is_secret
 
@@ -83,8 +84,10 @@ _EXACT_REJECTION: Final = frozenset({"standard", "block"})
 def check_replayable(config: RunConfig) -> bool:
     """Whether every row of this run replays. Raises UsageError for what is refused, naming the reason and the fix.
 
-    What could be accepted as not replayable is refused too, unless `config.allow_unreplayable`.
+    Secrets are, because settings are recorded. What could be accepted as not replayable is refused too, unless
+    `config.allow_unreplayable`.
     """
+    check_key_variable(config.api_key_env)
     problems = [*_sampling_problems(config.sampling_arg), *_engine_problems(config.engine_arg)]
     _refuse_installed_processors()
     if problems and not config.allow_unreplayable:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Final
+from typing import Annotated, Final
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
-from rollgen.config import digest
+from rollgen.config import INT32_MAX, digest
 from rollgen.engines.address import Address, parse_address
-from rollgen.engines.wire import Refused, Unreachable, Wire, run_apart
+from rollgen.engines.wire import Oversized, Refused, Unreachable, Wire, run_apart
 from rollgen.errors import EngineError, UsageError
 
 MODELS_PATH: Final = "/v1/models"
@@ -44,7 +44,7 @@ class _Model(BaseModel):
     """An entry of `/v1/models`, as far as it is read."""
 
     id: str
-    max_model_len: int
+    max_model_len: Annotated[int, Field(ge=1, le=INT32_MAX)]
     root: str | None = None
     parent: str | None = None
     """The base model of an adapter."""
@@ -80,7 +80,7 @@ async def describe_server(wire: Wire, address: Address) -> ServerModel:
         raise EngineError(f"{address}: no server answers: {error}; start it, or check --server") from None
     except Refused as refused:
         raise refusal(refused, address, f"GET {MODELS_PATH}") from None
-    except ValidationError:
+    except (ValidationError, Oversized):
         raise UsageError(
             f"{address}: {MODELS_PATH} does not answer as vLLM's does: no id and max_model_len; check --server"
         ) from None
@@ -112,7 +112,7 @@ async def _describe_one(address: Address) -> ServerModel:
 async def _version(wire: Wire) -> str:
     try:
         return _Version.model_validate_json(await wire.get(VERSION_PATH)).version
-    except (Refused, ValidationError):
+    except (Refused, Oversized, ValidationError):
         return UNKNOWN
 
 

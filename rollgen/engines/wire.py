@@ -142,11 +142,12 @@ def explanation(body: bytes) -> tuple[str, str | None]:
         return _one_line(re.sub(r"<[^>]*>", " ", text)), None  # a proxy's page
     if not isinstance(told, dict):
         return _one_line(text), None
-    error = told.get("error", told.get("detail", told.get("message", told)))
-    if not isinstance(error, dict):
-        return _one_line(str(error)), None
-    param = error.get("param")
-    return _one_line(str(error.get("message", error))), param if isinstance(param, str) else None
+    error = told.get("error", told.get("detail", told.get("message")))
+    if isinstance(error, str):
+        return _one_line(error), None
+    message = error.get("message") if isinstance(error, dict) else None
+    param = error.get("param") if isinstance(error, dict) else None
+    return _one_line(message if isinstance(message, str) else text), param if isinstance(param, str) else None
 
 
 def _one_line(text: str) -> str:

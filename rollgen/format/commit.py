@@ -57,6 +57,8 @@ from rollgen.format.schema import DATA_DIR, JOURNAL_DIR, QUARANTINE_DIR
 TASK_NAMES = "r" + 16 * "[0-9a-f]"
 """Pattern of the names under which shards are built on other machines, for a writer whose journal takes their lines."""
 _WRITER_NAME = re.compile(r"[A-Za-z0-9_]+")
+_RESERVED_NAME = re.compile(r"s\d+of\d+|r[0-9a-f]{16}")
+"""Of those who make a part (`--shard`), whose siblings pass over them, and of the tasks of a cluster."""
 _START_LOCK = "start-section.lock"
 """Not the lock of a writer: no writer's name has a hyphen."""
 _LOCK_SECONDS = 1.0
@@ -206,8 +208,6 @@ class WriterSlot:
 
     def __exit__(self, *exc: object) -> None:
         if self._lock is not None:
-            if not self._lock.closed:  # by a fork
-                self._lock.truncate(0)
             self._lock.close()  # releases the lock
             self._lock = None
 
@@ -351,6 +351,10 @@ def check_writer_name(writer: str) -> None:
     """Raise UsageError for a name that no shard could carry, or that is not for writers of samples."""
     if writer in (replacement.COMPACTOR, replacement.REPAIRER):
         raise UsageError(f"writer: {writer!r} is the name under which `rollgen {writer}` writes; use another")
+    if _RESERVED_NAME.fullmatch(writer):
+        raise UsageError(
+            f"writer: {writer!r} is a name that `rollgen generate` gives to its parts; use another"
+        )
     if not _WRITER_NAME.fullmatch(writer):
         raise UsageError(f"writer: {writer!r} is no name for a writer; use letters, digits and underscores")
 

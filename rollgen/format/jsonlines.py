@@ -15,7 +15,7 @@ import math
 import os
 from collections.abc import Iterator
 from dataclasses import asdict
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeVar
 
@@ -71,12 +71,18 @@ def read_lines(path: Path, kind: type[_Line]) -> Iterator[tuple[int, _Line]]:
         yield number, line
 
 
+@cache
+def _parser(kind: type[_Line]) -> TypeAdapter[_Line]:
+    """Made once: it takes longer to make than a short file to read."""
+    return TypeAdapter(kind)
+
+
 def parse_lines(path: Path, kind: type[_Line]) -> Iterator[tuple[int, _Line | None]]:
     """The same for those who go on after damage: None for a damaged line, and for one that is too long, the last then.
 
     Raises DatasetError for anything but a regular file.
     """
-    parser = TypeAdapter(kind)
+    parser = _parser(kind)
     with open_regular(path) as file:
         for number, text in enumerate(iter(partial(file.readline, MAX_LINE_BYTES), b""), 1):
             if text.endswith(b"\n"):

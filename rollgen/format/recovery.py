@@ -16,7 +16,8 @@ samples have been made elsewhere since.
 Nothing is deleted. What the machine cannot read, for want of memory or because a disk fails, is neither damaged nor
 done: recovery stops there. It stops too at a file that is what was committed and yet makes no sense. A shard of another
 writer that is alive is not touched: what it holds is done, with or without a line yet. The caller holds a writer's
-slot, and the start section where other writers may be alive and there are shards of strangers (`has_strangers`).
+slot, and the start section where other writers may be alive and there are shards of strangers (`has_strangers`). Those
+of strangers are not hashed by one of several writers, which would do so one after the other.
 """
 
 from __future__ import annotations
@@ -135,8 +136,11 @@ def recover_shards(
             findings.append(f"{path}: missing; its samples are owed again")
         elif slot.remote is not None:
             findings.append(_send(slot, path, config_digest, mark))
-        elif (keys := _settle(slot, path, journal, config_digest, findings)) is not None:
-            mark(keys, path)
+        else:
+            keys = _seen_keys(path, line, config_digest) if apart and writer != slot.writer else None
+            keys = _settle(slot, path, journal, config_digest, findings) if keys is None else keys
+            if keys is not None:
+                mark(keys, path)
     return tuple(findings)
 
 
@@ -193,6 +197,22 @@ def _send(slot: WriterSlot, path: Path, config_digest: str, mark: Callable[[Stor
 def _writer_of(name: str) -> str | None:
     parsed = parse_shard_name(name)
     return parsed and parsed[0]
+
+
+def _seen_keys(path: Path, line: JournalLine | None, config_digest: str) -> StoredKeys | None:
+    """Those of a stranger's shard, if it has a line, and size, footer and key columns are as committed; else None.
+
+    It is not hashed: each of a run's parts would hash what strangers have made, one after the other.
+    """
+    if line is None:
+        return None
+    try:
+        with open_shard(path, line=line, config_digest=config_digest) as shard:
+            return stored_keys(shard)
+    except (MissingFile, Unreadable):
+        raise
+    except DatasetError:
+        return None
 
 
 def _live_keys(path: Path, line: JournalLine | None, config_digest: str) -> StoredKeys:

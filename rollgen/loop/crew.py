@@ -16,7 +16,6 @@ from rollgen.format.manifest import EngineRecord, Manifest
 from rollgen.inert import Discretion
 from rollgen.loop.owed import Owed
 from rollgen.loop.report import Reporter, RunStats
-from rollgen.loop.stop import Stop
 from rollgen.preflight import Preflight
 
 
@@ -34,7 +33,6 @@ class Job:
     stats: RunStats
     """To be kept: `progress` of the reporter is told of them."""
     reporter: Reporter
-    stop: Stop
     max_failures: int
     """Samples that may fail; one more, and the run stops."""
 

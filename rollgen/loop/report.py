@@ -79,7 +79,7 @@ class Reporter(Protocol):
         """The run is established; sampling begins."""
 
     def grown(self, place: Place) -> None:
-        """Samples have been stored, and the writer has left: the card of the dataset may be written."""
+        """Samples have been stored, perhaps by others, and the writer has left: the card may be written."""
 
     def progress(self, stats: RunStats) -> None:
         """Called every TICK_SECONDS while sampling, and once at the end."""

@@ -127,7 +127,7 @@ def generate(
                 if isinstance(error, OSError):
                     raise _unwritable(place.directory, error) from error
                 raise
-        if stats.stored:
+        if stats.stored or part != WHOLE:  # another part may have left the card to this one, which was still there
             reporter.grown(place)
     return stats
 
@@ -203,21 +203,25 @@ class _Run:
         owed = self._recover(plan)
         if self.stats.owed == 0:
             return self._nothing_owed(plan)
-        stop = Stop()
-        crew = make_crew(self.preflight)
+        with Stop() as stop:
+            crew = await stop.guard(asyncio.to_thread(make_crew, self.preflight))
+            try:
+                await self._make(crew, plan, owed, stop)
+            finally:
+                crew.close()
+        self.reporter.progress(self.stats)
+        return self.stats
+
+    async def _make(self, crew: Crew, plan: Plan, owed: Owed, stop: Stop) -> None:
         check_engine(self.preflight, crew)
         self._note_crew(crew)
         self.reporter.phase("load")
-        try:
-            await stop.guard(crew.start())
-            with self.slot.section():
-                manifest = self._establish(crew, plan)
-            self.reporter.started(self.place, self.preflight, manifest)
-            await stop.guard(crew.make(self._job(manifest, owed, stop)))
-        finally:
-            crew.close()
-        self.reporter.progress(self.stats)
-        return self.stats
+        await stop.guard(crew.start())
+        with ExitStack() as section:  # others may be in it for long
+            await stop.guard(asyncio.to_thread(section.enter_context, self.slot.section()))
+            manifest = self._establish(crew, plan)
+        self.reporter.started(self.place, self.preflight, manifest)
+        await stop.guard(crew.make(self._job(manifest, owed)))
 
     def _establish(self, crew: Crew, plan: Plan) -> Manifest:
         """Plan and manifest of this run, or of another part of it that was here first."""
@@ -232,7 +236,7 @@ class _Run:
         self._record_tombstones(plan)
         return manifest
 
-    def _job(self, manifest: Manifest, owed: Owed, stop: Stop) -> Job:
+    def _job(self, manifest: Manifest, owed: Owed) -> Job:
         max_failures = self.preflight.config.max_failures
         if max_failures is None:
             max_failures = max(MIN_FAILURES, self.stats.owed // 100)
@@ -245,7 +249,6 @@ class _Run:
             discretion=self.discretion,
             stats=self.stats,
             reporter=self.reporter,
-            stop=stop,
             max_failures=max_failures,
         )
 

@@ -8,12 +8,15 @@ import os
 import signal
 import threading
 from collections.abc import Coroutine
-from typing import Any
+from types import FrameType
+from typing import Any, Self, TypeVar
 
 from rollgen.errors import EngineError, RollgenError
 
 SIGNAL_GRACE_SECONDS = 1.0
 """A terminal's Ctrl-C reaches the engine process too, which may die before our own signal is seen."""
+
+Result = TypeVar("Result")
 
 
 class Interrupted(RollgenError):
@@ -26,27 +29,39 @@ class Interrupted(RollgenError):
 
 
 class Stop:
-    """Turns the first SIGINT or SIGTERM into a flag; a second one ends the process at once.
+    """Turns the first SIGINT or SIGTERM into a flag; a second one ends the process at once. Use as a context manager.
 
-    Python delivers signals to the main thread only: a run in another thread is left to the program around it.
+    Python delivers signals to the main thread only: a run in another thread is left to the program around it. The
+    handlers are Python's, not the event loop's, so that the second signal counts also while the loop waits for
+    something that blocks.
     """
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
+        self._before: dict[int, Any] = {}
         self.signal_number = 0
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                asyncio.get_running_loop().add_signal_handler(number, self._arrived, number)
 
-    def _arrived(self, number: int) -> None:
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._loop = asyncio.get_running_loop()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._arrived)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for number, handler in self._before.items():
+            if handler is not None:  # None: not installed from Python, so that Python cannot put it back
+                signal.signal(number, handler)
+
+    def _arrived(self, number: int, frame: FrameType | None) -> None:
         if self.signal_number:
             for child in multiprocessing.active_children():
                 child.kill()
             os._exit(128 + number)
         self.signal_number = number
-        self._event.set()
+        self._loop.call_soon_threadsafe(self._event.set)
 
-    async def guard(self, work: Coroutine[Any, Any, None]) -> None:
+    async def guard(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Run `work` until it ends, or cancel it when a signal arrives. Raises Interrupted then."""
         task = asyncio.ensure_future(work)
         stopped = asyncio.ensure_future(self._event.wait())
@@ -58,6 +73,6 @@ class Stop:
                 task.cancel()
                 await asyncio.wait({task})
                 raise Interrupted(self.signal_number)
-            task.result()
+            return task.result()
         finally:
             stopped.cancel()

@@ -51,7 +51,6 @@ from rollgen.inert import Discretion
 from rollgen.loop.crew import Job
 from rollgen.loop.owed import Owed
 from rollgen.loop.report import RunStats
-from rollgen.loop.stop import Stop
 from rollgen.preflight import establish, plan_run
 from rollgen.prompts.plan import Plan
 
@@ -183,7 +182,6 @@ class Rollgen:
                 discretion=Discretion([]),
                 stats=stats,
                 reporter=reporter,
-                stop=Stop(),
                 max_failures=0,
             )
             started = time.monotonic()

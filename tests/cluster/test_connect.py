@@ -6,13 +6,15 @@ import os
 import subprocess
 import sys
 
+import psutil
 import pytest
 
 from rollgen.cluster.connect import connect, gpus_per_replica, room_note
 from rollgen.config import RunConfig
 from rollgen.errors import UsageError
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:ray.*")
+pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning:ray.*"), pytest.mark.xdist_group("ray")]
+"""One after the other: clusters of one machine would see each other."""
 
 
 def test_a_client_is_told_to_come_to_the_cluster() -> None:
@@ -22,7 +24,9 @@ def test_a_client_is_told_to_come_to_the_cluster() -> None:
 
 
 def test_no_cluster_here() -> None:
-    """In a process of its own, where none has been joined."""
+    """In a process of its own, where none has been joined. Ray looks for one among all processes of the machine."""
+    if any(process.name() == "gcs_server" for process in psutil.process_iter()):
+        pytest.skip("a Ray cluster runs here")
     program = "from rollgen.cluster.connect import connect; connect('auto')"
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     ended = subprocess.run(

@@ -21,7 +21,8 @@ from rollgen.format.failures import read_failures
 from rollgen.format.journal import list_shards, read_journal
 from rollgen.verify.dataset import verify_dataset
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:ray.*")
+pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning:ray.*"), pytest.mark.xdist_group("ray")]
+"""One after the other: clusters of one machine would see each other."""
 
 PROMPTS, N = 20, 3
 TESTS = Path(__file__).parents[1]

@@ -68,16 +68,21 @@ def wait_for_commit(shards: Shards, running: Running, writer: str) -> None:
 
 
 def test_four_at_once_and_one_killed(shards: Shards) -> None:
-    """They begin the dataset together; one is killed and comes back; a different N is refused meanwhile."""
-    running = shards.start_all(delay=0.5)
-    wait_for_commit(shards, running[2], "s2of4")
+    """They begin the dataset together; one is killed and comes back, then the others; no other N meanwhile."""
+    running = shards.start_all(hang_after=12)
+    for number, one in enumerate(running):
+        wait_for_commit(shards, one, f"s{number}of4")
     running[2].kill()
     for refused in ("0/3", "2/5", "1/4"):
         ended = shards.start(refused).wait()
         assert ended.code == 4, (refused, ended)
         assert "is alive and makes part" in ended.stderr or "another rollgen is writing" in ended.stderr
-    running[2] = shards.start(f"2/{OF}")
-    for number, one in enumerate(running):
+    ended = shards.start(f"2/{OF}").wait()
+    assert ended.code == 0, ended
+    for one in (running[0], running[1], running[3]):
+        assert one.alive
+        one.kill()
+    for number, one in enumerate(shards.start_all()):
         ended = one.wait()
         assert ended.code == 0, (number, ended)
     shards.check()

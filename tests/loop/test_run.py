@@ -25,6 +25,11 @@ from rollgen.prompts.plan import Plan
 TESTS = Path(__file__).parents[1]
 
 
+def content(directory: Path) -> dict[Path, bytes]:
+    """Of all files but the locks, which name the last attempt."""
+    return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file() and path.suffix != ".lock"}
+
+
 def raising(faults: dict[Key, Exception], *, broken: frozenset[Key] = frozenset()) -> FakeEngine:
     """An engine that fails these requests, and makes invalid completions of `broken`."""
 
@@ -161,11 +166,11 @@ def test_growth_of_n_and_prompts(runs: Runs) -> None:
 def test_another_run_is_not_continued(runs: Runs, change: dict[str, Any], expected: str) -> None:
     """Refused with the keys named, before an engine is made; nothing on disk changes."""
     runs()
-    before = {path: path.read_bytes() for path in runs.out.rglob("*") if path.is_file()}
+    before = content(runs.out)
     with pytest.raises(ResumeRefused, match=expected):
         runs(resume=True, **change)
     assert runs.engine.asked == []
-    assert {path: path.read_bytes() for path in runs.out.rglob("*") if path.is_file()} == before
+    assert content(runs.out) == before
 
 
 def test_another_dtype_is_not_continued(runs: Runs) -> None:
@@ -245,13 +250,13 @@ def test_clean_starts_over_from_damage(runs: Runs, name: str) -> None:
 def test_clean_waits_until_all_checks_have_passed(runs: Runs) -> None:
     """A bad prompt or an engine that does not start costs nothing of the old run."""
     runs()
-    before = {path: path.read_bytes() for path in runs.out.rglob("*") if path.is_file()}
+    before = content(runs.out)
     with pytest.raises(EngineError, match="no memory"):
         runs(FakeEngine(start_error=EngineError("no memory")), clean=True)
     runs.write_prompts(3, bad=[1])
     with pytest.raises(UsageError, match=r"prompts\.jsonl:2: "):
         runs(clean=True)
-    assert {path: path.read_bytes() for path in runs.out.rglob("*") if path.is_file()} == before
+    assert content(runs.out) == before
 
 
 def test_resume_starts_where_there_is_no_run(runs: Runs) -> None:
