@@ -43,10 +43,12 @@ demo: venv model
 		--temperature 0.8 --top-k 50 --top-p 0.9 --n 2 --max-tokens 96 --max-model-len 1024
 	$(BIN)/rollgen inspect demo-rollouts
 
-# Engines run alone: each takes all cores.
+# One thread an engine: on few cores threads that spin for each other take several times as long.
+test: export OMP_NUM_THREADS := 1
+test: export VLLM_CPU_OMP_THREADS_BIND := nobind
 test: venv model
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not vllm" --numprocesses logical --maxprocesses 8 --dist loadgroup
-	$(BIN)/python -m pytest -m vllm
+	$(BIN)/python -m pytest -m "not vllm" --numprocesses logical --maxprocesses 8 --dist loadgroup
+	$(BIN)/python -m pytest -m vllm --numprocesses 2 --dist loadfile
 
 check: venv
 	$(BIN)/ruff check .

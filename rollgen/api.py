@@ -85,7 +85,7 @@ class LoggingReporter:
         )
 
     def grown(self, place: Place) -> None:
-        refresh_card(place.directory, url=place.url)
+        refresh_card(place.directory, remote=place.remote)
 
     def progress(self, stats: RunStats) -> None:
         _LOG.debug("%d of %d samples stored", stats.stored_before + stats.stored, stats.planned - stats.tombstones)

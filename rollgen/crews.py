@@ -46,14 +46,12 @@ def _engines(preflight: Preflight) -> Crew:
 
 def _servers(preflight: Preflight) -> Crew:
     with extra_needed("http"):
-        from rollgen.engines.http import HttpEngine, check_alike
+        from rollgen.engines.http import connect
     common = _of_run(preflight) | {
         "dtype": preflight.model.dtype,
         "largest_top_k": preflight.summary.largest_top_k,
     }
-    engines = [HttpEngine(preflight.config, url, **common) for url in preflight.config.server]
-    check_alike(engines)
-    return Engines(engines)
+    return Engines(connect(preflight.config, **common))
 
 
 def _ray(preflight: Preflight) -> Crew:

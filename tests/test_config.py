@@ -265,9 +265,13 @@ def test_missing_config_file(tmp_path: Path) -> None:
 
 
 def test_environment_that_is_not_json(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only for lists and mappings; the variable is named."""
+    """Only for lists and mappings; the variable is named, what it holds is not told."""
     monkeypatch.setenv("ROLLGEN_STOP", "END")
-    with pytest.raises(UsageError, match=r"^environment: ROLLGEN_STOP is not JSON: 'END'$"):
+    with pytest.raises(UsageError, match=r'^environment: ROLLGEN_STOP is not JSON; write a list like \["a", "b"\]$'):
+        load_config({})
+    monkeypatch.setenv("ROLLGEN_STOP", '["END"]')
+    monkeypatch.setenv("ROLLGEN_ENGINE_ARG", "a=1")
+    with pytest.raises(UsageError, match=r'^environment: ROLLGEN_ENGINE_ARG is not JSON; write an object like {"a": 1}'):
         load_config({})
 
 

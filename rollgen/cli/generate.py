@@ -92,7 +92,13 @@ def _run(files: list[str], config: RunConfig, out: str, *, as_json: bool, **star
 
 @contextmanager
 def _looked_at(place: str, *, clean: bool) -> Iterator[Path]:
-    """The directory that a dry run looks into; of a run in object storage a copy of its small files."""
+    """The directory that a dry run looks into; of a run in object storage its small files, and shards without content.
+
+    What cannot be done without content then is told as of damaged ones.
+    """
+    from rollgen.errors import RollgenError
+    from rollgen.format.journal import read_journal
+    from rollgen.format.schema import DATA_DIR
     from rollgen.remote.objects import is_url, local_path
     from rollgen.remote.workspace import glimpse
 
@@ -100,7 +106,16 @@ def _looked_at(place: str, *, clean: bool) -> Iterator[Path]:
         yield local_path(place)
         return
     with glimpse(place, clean=clean) as directory:
-        yield directory
+        for line in read_journal(directory).committed.values():
+            path = directory / DATA_DIR / line.file
+            path.parent.mkdir(exist_ok=True)
+            with path.open("wb") as file:
+                file.truncate(line.bytes)
+        try:
+            yield directory
+        except RollgenError as error:  # whoever gave a URL knows nothing of a copy
+            error.args = (str(error).replace(str(directory), place),)
+            raise
 
 
 def _dry_run(files: list[str], config: RunConfig, place: str, *, as_json: bool, **start: Any) -> int:
@@ -118,7 +133,6 @@ def _dry_run(files: list[str], config: RunConfig, place: str, *, as_json: bool, 
     from rollgen.remote.objects import is_url
 
     with tempfile.TemporaryDirectory() as scratch, _looked_at(place, clean=start["clean"]) as out:
-        is_here = not is_url(place)
         preflight, longer = Start(**start).plan(files, config, out, Path(scratch) / "plan.parquet")
         retries = [] if preflight.stored is None else [*read_retries(out, preflight.stored)]
         retried = 0
@@ -126,9 +140,8 @@ def _dry_run(files: list[str], config: RunConfig, place: str, *, as_json: bool, 
             try:
                 selection = select(out, preflight, longer)
             except DatasetError as error:  # the run itself sets the damage aside first
-                typer.echo(
-                    f"rollgen: --retry: how many samples cannot be told yet: {brief(str(error), LINE)}", err=True
-                )
+                reason = brief(str(error).replace(str(out), place), LINE)
+                typer.echo(f"rollgen: --retry: how many samples cannot be told yet: {reason}", err=True)
             else:
                 retries.append(selection.retries)
                 retried = len(selection.retries)
@@ -137,9 +150,9 @@ def _dry_run(files: list[str], config: RunConfig, place: str, *, as_json: bool, 
             Plan(preflight.plan_path),
             retries,
             support_logprobs=config.support_logprobs,
-            stored=run_status(out) if preflight.stored is not None and is_here else None,
-            free_bytes=free_space(out),
+            stored=None if preflight.stored is None else run_status(out),
+            free_bytes=None if is_url(place) else free_space(out),
         )
-        removed = removal(out) if start["clean"] and is_here else None
+        removed = removal(out) if start["clean"] else None
         print_dry_run(preflight, estimate, as_json=as_json, retried=retried, removed=removed)
     return 0

@@ -69,15 +69,15 @@ class ConsoleReporter:
             self._print(message)
 
     def started(self, place: Place, preflight: Preflight, manifest: Manifest) -> None:
-        if not (place.directory / CARD_FILE).exists():  # measuring all of it again can wait for the end
-            write_card(place.directory, url=place.url)
+        if place.remote is None and not (place.directory / CARD_FILE).exists():
+            write_card(place.directory)  # measuring all of it again can wait for the end
         self.note(
             f"{manifest.model.name} ({manifest.model.dtype}), capture {manifest.capture}: "
             f"{preflight.summary.samples} samples of {preflight.summary.prompts} prompts to {place}"
         )
 
     def grown(self, place: Place) -> None:
-        refresh_card(place.directory, url=place.url)
+        refresh_card(place.directory, remote=place.remote)
 
     def progress(self, stats: RunStats) -> None:
         stored = stats.stored_before + stats.stored

@@ -25,12 +25,12 @@ from rollgen.cluster.board import (
 from rollgen.cluster.receipts import Positions, Receipt, read_receipt
 from rollgen.cluster.tasks import Task
 from rollgen.engines.base import SampleRequest
-from rollgen.errors import EngineError, RollgenError, TooManyFailures
+from rollgen.errors import DatasetError, EngineError, RollgenError
 from rollgen.format.failures import Stage
 from rollgen.format.journal import list_shards, parse_shard_name
 from rollgen.loop.crew import Job
 from rollgen.loop.engines import BARREN_DEATHS
-from rollgen.loop.sampling import record_failure
+from rollgen.loop.sampling import record_failure, too_many_failures
 
 _SILENT: Final = "its process ended without a word: was it killed, or out of memory?"
 _CONTINUE: Final = "finished samples are stored, continue with --resume"
@@ -67,6 +67,11 @@ class Books:
     def at_rest(self) -> bool:
         """Whether every replica that lives has committed what it had."""
         return all(replica.rested or not replica.lives for replica in self._replicas.values())
+
+    @property
+    def has_replicas(self) -> bool:
+        """Whether one has started in this round."""
+        return bool(self._replicas)
 
     def begin_round(self) -> None:
         """The replicas of the last round are gone."""
@@ -128,10 +133,16 @@ class Books:
             self._job.reporter.phase("generate")
 
     def _received_shard(self, receipt: Receipt) -> None:
-        """Its line is durable on return."""
+        """Its line is durable on return. Raises DatasetError when it cannot be written: a resume adds it."""
         if receipt.line.file in self._received:
             return
-        self._job.slot.append(receipt.line)
+        try:
+            self._job.slot.append(receipt.line)
+        except OSError as error:
+            raise DatasetError(
+                f"{error.filename or self._job.slot.directory}: the journal line of {receipt.line.file} cannot be "
+                f"written: {error.strerror or error}; make room there, then continue with --resume"
+            ) from error
         self._received.add(receipt.line.file)
         stats = self._job.stats
         stats.stored += receipt.line.rows
@@ -155,13 +166,7 @@ class Books:
         job.owed.settle(position)
         job.stats.failed += 1
         if job.stats.failed > job.max_failures:
-            self._give_up(
-                TooManyFailures(
-                    f"{job.stats.failed} samples failed, more than --max-failures {job.max_failures} allows, the last "
-                    f"one ({request.prompt.prompt_id}, {request.sample_index}) for: {error}; see failures/, then "
-                    "continue with --resume"
-                )
-            )
+            self._give_up(too_many_failures(job.stats.failed, job.max_failures, request, error))
 
     def _died(self, replica: _Replica, why: str) -> None:
         replica.lives = False

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from typing import Any, Final
 
@@ -17,15 +19,23 @@ os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
 os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
 
 import ray
+from ray.exceptions import RayError
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rollgen.config import RunConfig
-from rollgen.errors import UsageError
+from rollgen.errors import EngineError, UsageError
 
 LOCAL: Final = "local"
 LOCAL_STORE_BYTES: Final = 128 << 20
 """Of shared memory for a Ray that is started here: it carries tasks, not data."""
 REPLICA_CPUS: Final = 0.25
 """That a replica reserves. Ray Data needs some too, and hangs in silence when replicas have taken all."""
+POLL_SECONDS: Final = 1.0
+"""Between two looks at whether a wait is still wanted."""
+PATIENCE_SECONDS: Final = 10.0
+"""For room on the cluster, after which the user is told."""
+_LOG: Final = logging.getLogger("rollgen")
 
 
 def connect(address: str) -> ExitStack:
@@ -39,29 +49,28 @@ def connect(address: str) -> ExitStack:
             f"--ray {address}: a client cannot commit shards; start rollgen on a node of the cluster, for example with "
             "`ray job submit`"
         )
-    connection = ExitStack()
     if ray.is_initialized():
-        return connection
+        return ExitStack()
     if address == LOCAL:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     started: dict[str, Any] = {"include_dashboard": False, "object_store_memory": LOCAL_STORE_BYTES}
-    connection.enter_context(redirect_stdout(sys.stderr))
-    connection.callback(ray.shutdown)
-    try:
-        with _kept_signals():
-            ray.init(
-                address=address,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                **(started if address == LOCAL else {}),
-            )
-    except (ConnectionError, ValueError, RuntimeError, OSError) as error:
-        connection.close()
-        raise UsageError(
-            f"--ray {address}: {' '.join(str(error).split())}; start a cluster with `ray start --head`, give its "
-            f"address, or use --ray {LOCAL}"
-        ) from error
-    return connection
+    with ExitStack() as on_error:
+        on_error.enter_context(redirect_stdout(sys.stderr))
+        on_error.callback(ray.shutdown)
+        try:
+            with _kept_signals():
+                ray.init(
+                    address=address,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    **(started if address == LOCAL else {}),
+                )
+        except (ConnectionError, ValueError, RuntimeError, OSError, RayError) as error:
+            raise UsageError(
+                f"--ray {address}: {' '.join(str(error).split())}; start a cluster with `ray start --head`, give its "
+                f"address, or use --ray {LOCAL}"
+            ) from error
+        return on_error.pop_all()
 
 
 def gpus_per_replica(config: RunConfig) -> int:
@@ -87,6 +96,42 @@ def room_note(replicas: int, gpus: int) -> str | None:
         f"--replicas {replicas}: the cluster has {what} on {len(_nodes())} nodes, room for {room} replicas; the others "
         "start when there is room"
     )
+
+
+def waiting_note(gpus: int) -> str:
+    """What to say when there is no room for even one replica."""
+    name, wanted = ("GPU", gpus) if gpus else ("CPU", REPLICA_CPUS)
+    available: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
+    return (
+        f"--ray: waits until the cluster has room: a replica takes {wanted:g} {name}s of one node, and of all "
+        f"{sum(_resource(name)):g} {available.get(name, 0):g} are free now"
+    )
+
+
+@contextmanager
+def reserved(gpus: int, given_up: Callable[[], bool]) -> Iterator[PlacementGroupSchedulingStrategy]:
+    """Room for one replica, for as long as this is entered; what still runs there then is ended.
+
+    Waits for it, and says so in the log, until `given_up` says that it is not wanted any more: raises EngineError then.
+    """
+    bundle = {"CPU": REPLICA_CPUS} | ({"GPU": float(gpus)} if gpus else {})
+    room = placement_group([bundle])
+    try:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not room.wait(POLL_SECONDS):
+            refuse_if(given_up)
+            if time.monotonic() >= deadline:
+                deadline = math.inf
+                _LOG.warning(waiting_note(gpus))
+        yield PlacementGroupSchedulingStrategy(room)
+    finally:
+        remove_placement_group(room)
+
+
+def refuse_if(given_up: Callable[[], bool]) -> None:
+    """Raise EngineError when what is waited for is not wanted any more: whoever did has gone on."""
+    if given_up():
+        raise EngineError("interrupted while the cluster was waited for")
 
 
 def _resource(name: str) -> list[float]:

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 import time
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 import ray
@@ -20,13 +24,22 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rollgen.cluster.board import Board
 from rollgen.cluster.books import Books
-from rollgen.cluster.connect import REPLICA_CPUS, connect, gpus_per_replica, room_note
+from rollgen.cluster.connect import (
+    POLL_SECONDS,
+    REPLICA_CPUS,
+    connect,
+    gpus_per_replica,
+    refuse_if,
+    reserved,
+    room_note,
+    waiting_note,
+)
 from rollgen.cluster.engine import VLLM, EngineFacts, EngineSpec, examine
 from rollgen.cluster.receipts import Positions
 from rollgen.cluster.replica import Orders, Replica
 from rollgen.cluster.slot import Employer
 from rollgen.cluster.tasks import Task, cut_tasks
-from rollgen.errors import EngineError, RollgenError, UsageError
+from rollgen.errors import EngineError, RollgenError
 from rollgen.loop.crew import Job
 from rollgen.loop.sampling import TICK_SECONDS
 from rollgen.preflight import Preflight
@@ -37,6 +50,8 @@ REST_SECONDS: Final = 15.0
 """For replicas to commit what is finished, when a job ends before its time."""
 LEAVE_SECONDS: Final = 3.0
 """For Ray Data to let go of replicas that have done so."""
+PATIENCE_SECONDS: Final = 60.0
+"""For the first replica to be there, after which the user is told."""
 _CALLERS: Final = 10_000
 """Of the board at a time: each replica waits there for a stop."""
 
@@ -44,23 +59,23 @@ _CALLERS: Final = 10_000
 class RayCrew:
     """`loop.crew.Crew` on the cluster that `--ray` names. `make_engine` is an `EngineSpec.make`.
 
-    Constructing it joins the cluster, or starts one, and makes an engine without weights there. Raises UsageError when
-    that cannot be.
+    Constructing it joins the cluster, or starts one, and makes an engine without weights there, once there is room.
+    That may take long: it is for a thread, and ends soon after `given_up` says so. Raises UsageError when it cannot be.
+    What was joined or started is left again by `close`, and when nobody has the crew any more.
     """
 
-    def __init__(self, preflight: Preflight, *, make_engine: str = VLLM) -> None:
+    def __init__(
+        self, preflight: Preflight, *, make_engine: str = VLLM, given_up: Callable[[], bool] = lambda: False
+    ) -> None:
         config = preflight.config
         assert config.ray is not None
         self._spec = EngineSpec.of(preflight, make_engine)
         self._replicas = config.replicas
-        self._connection = connect(config.ray)
-        try:
+        with connect(config.ray) as on_error:
             self._gpus = gpus_per_replica(config)
-            facts = _examined(self._spec, self._gpus)
+            facts = _examined(self._spec, self._gpus, given_up)
             note = room_note(self._replicas, self._gpus)
-        except BaseException:
-            self.close()
-            raise
+            self._leave = weakref.finalize(self, on_error.pop_all().close)
         self.record, self.capture, self.dtype, self.extras = facts.record, facts.capture, facts.dtype, facts.extras
         self.notes = facts.notes if note is None else (*facts.notes, note)
         self._window = facts.window
@@ -71,8 +86,6 @@ class RayCrew:
     async def make(self, job: Job) -> None:
         """See `loop.crew.Crew`. Interrupted, replicas have REST_SECONDS to commit what is finished; so have they when
         the job cannot go on. What they cannot commit by then is made again by the next attempt."""
-        if job.slot.remote is not None:
-            raise UsageError("--ray: replicas commit into a directory that all nodes share; give one as --out")
         positions = Positions(job.owed.plan.offsets, job.owed.retries)
         books = Books(job, positions, replicas=self._replicas)
         while tasks := cut_tasks(job.owed, job.slot.attempt, replicas=self._replicas, window=self._window):
@@ -89,7 +102,7 @@ class RayCrew:
 
     def close(self) -> None:
         """Leave the cluster, which ends what was started there. Safe to call twice."""
-        self._connection.close()
+        self._leave()
 
     async def _round(self, job: Job, books: Books, tasks: Sequence[Task]) -> None:
         """Raises what `books` has for a problem, and EngineError for what Ray has."""
@@ -99,10 +112,14 @@ class RayCrew:
         board = _make_board(orders.board)
         stream = _Stream(tasks, orders, replicas=min(self._replicas, len(tasks)), gpus=self._gpus)
         stream.start()
+        deadline = time.monotonic() + PATIENCE_SECONDS
         try:
             while not stream.over and books.problem is None:
                 await asyncio.sleep(TICK_SECONDS)
                 books.enter(await board.take.remote())
+                if not books.has_replicas and time.monotonic() >= deadline:
+                    deadline = math.inf
+                    job.reporter.note(waiting_note(self._gpus))
         except RayError as error:
             raise EngineError(f"Ray ended the job: {_one_line(error)}") from error
         finally:
@@ -118,7 +135,7 @@ class _Stream(threading.Thread):
 
     def __init__(self, tasks: Sequence[Task], orders: Orders, *, replicas: int, gpus: int) -> None:
         super().__init__(name="rollgen-ray", daemon=True)
-        self._dataset = _dataset(tasks, orders, replicas=replicas, gpus=gpus)
+        self._make_dataset = partial(_dataset, tasks, orders, replicas=replicas, gpus=gpus)
         self._stopped = threading.Event()
         self.over = False
         self.error: Exception | None = None
@@ -126,7 +143,8 @@ class _Stream(threading.Thread):
     def run(self) -> None:
         """Until everything has come, or the first thing after `stop`."""
         try:
-            for _ in self._dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
+            dataset = self._make_dataset()
+            for _ in dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
                 if self._stopped.is_set():
                     break
         except Exception as error:  # noqa: BLE001  whatever it is, it is raised where the round is awaited
@@ -147,7 +165,9 @@ def _dataset(tasks: Sequence[Task], orders: Orders, *, replicas: int, gpus: int)
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # errors are told by who handles them
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
-    return ray.data.from_arrow([task.to_table() for task in tasks]).map_batches(
+    # Not `from_arrow`, which has the cluster look at each of them, and waits for that.
+    dataset: ray.data.Dataset = ray.data.from_blocks([task.to_table() for task in tasks])
+    return dataset.map_batches(
         Replica,
         fn_constructor_args=(orders,),
         batch_size=1,
@@ -162,11 +182,15 @@ def _dataset(tasks: Sequence[Task], orders: Orders, *, replicas: int, gpus: int)
     )
 
 
-def _examined(spec: EngineSpec, gpus: int) -> EngineFacts:
+def _examined(spec: EngineSpec, gpus: int, given_up: Callable[[], bool]) -> EngineFacts:
     """What the engine is where a replica would be. Raises UsageError, and EngineError when Ray cannot tell."""
-    remote: Any = ray.remote(num_cpus=REPLICA_CPUS, num_gpus=gpus, max_calls=1)(examine)
     try:
-        found: EngineFacts | RollgenError = ray.get(remote.remote(spec))
+        with reserved(gpus, given_up) as room:
+            remote: Any = ray.remote(num_cpus=REPLICA_CPUS, num_gpus=gpus, max_calls=1, scheduling_strategy=room)
+            examining = remote(examine).remote(spec)
+            while not ray.wait([examining], timeout=POLL_SECONDS)[0]:
+                refuse_if(given_up)
+            found: EngineFacts | RollgenError = ray.get(examining)
     except RayError as error:
         raise EngineError(f"Ray cannot make an engine: {_one_line(error)}") from error
     if isinstance(found, RollgenError):
@@ -183,16 +207,16 @@ def _make_board(name: str) -> Any:
 
 async def _rest(board: Any, books: Books, stream: _Stream) -> None:
     """End a round, before its time or not: let replicas commit what is finished, and read the last news."""
-    deadline = time.monotonic() + REST_SECONDS
     try:
-        await board.stop.remote()
-        books.enter(await board.take.remote())
-        while not stream.over and not books.at_rest and time.monotonic() < deadline:
-            await asyncio.sleep(0.1)
-            books.enter(await board.take.remote())
-    except RayError:  # then there is nobody to wait for
-        pass
-    stream.stop()
+        with suppress(RayError, TimeoutError):  # without a board there is nobody to wait for
+            async with asyncio.timeout(REST_SECONDS):
+                await board.stop.remote()
+                books.enter(await board.take.remote())
+                while not stream.over and not books.at_rest:
+                    await asyncio.sleep(0.1)
+                    books.enter(await board.take.remote())
+    finally:
+        stream.stop()
     deadline = time.monotonic() + LEAVE_SECONDS
     while not stream.over and time.monotonic() < deadline:
         await asyncio.sleep(0.1)

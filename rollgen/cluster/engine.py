@@ -6,10 +6,10 @@ import importlib
 import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from rollgen import __version__
-from rollgen.config import RunConfig
+from rollgen.config import RunConfig, field_key
 from rollgen.engines.base import Capture, Engine, Extras
 from rollgen.errors import RollgenError, UsageError
 from rollgen.format.manifest import EngineRecord
@@ -25,7 +25,7 @@ class EngineSpec:
     """The engine that every replica is to have."""
 
     config: RunConfig
-    """With the revision that was checked, and no path that is relative."""
+    """With the revision that was checked, no path that is relative, and nothing of how prompts were read."""
     model: str
     """A Hugging Face id, or an absolute path that all nodes have."""
     fingerprint: str
@@ -46,7 +46,7 @@ class EngineSpec:
         config, model = preflight.config, preflight.model
         tokenizer = config.tokenizer and _absolute(config.tokenizer)
         return cls(
-            config=config.model_copy(update={"revision": model.revision, "tokenizer": tokenizer}),
+            config=config.model_copy(update=_prompt_defaults() | {"revision": model.revision, "tokenizer": tokenizer}),
             model=_absolute(model.path_or_id),
             fingerprint=model.fingerprint,
             vocab_size=model.vocab_size,
@@ -124,6 +124,12 @@ def _inside_process(config: RunConfig) -> RunConfig:
     if config.tensor_parallel_size * config.pipeline_parallel_size == 1:
         return config
     return config.model_copy(update={"engine_arg": {"distributed_executor_backend": "mp"} | config.engine_arg})
+
+
+def _prompt_defaults() -> dict[str, Any]:
+    """Of what only the driver needs, who reads the prompts: a file of its node, for example."""
+    fields = RunConfig.model_fields.items()
+    return {name: field.get_default() for name, field in fields if field_key(name).panel == "Prompts"}
 
 
 def _absolute(path_or_id: str) -> str:

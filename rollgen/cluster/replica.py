@@ -12,7 +12,6 @@ import os
 import socket
 import sys
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -39,7 +38,8 @@ from rollgen.cluster.receipts import Positions, Receipt, read_receipt
 from rollgen.cluster.slot import Abandoned, Employer, Overtaken, TaskSlot
 from rollgen.cluster.tasks import Task
 from rollgen.engines.base import Engine, SampleRequest
-from rollgen.errors import EngineError, RollgenError, UnfitEngine
+from rollgen.errors import EngineError, RollgenError, UnfitEngine, UsageError
+from rollgen.format.commit import is_current
 from rollgen.format.failures import Stage
 from rollgen.format.journal import JournalLine
 from rollgen.format.manifest import read_manifest
@@ -125,10 +125,8 @@ class Replica:
         """Make what is not stored of a task, whoever else makes it. What goes wrong is news."""
         try:
             engine = await self._started_engine()
-            while True:
-                with suppress(Overtaken):
-                    await self._make_rest(task, engine)
-                    return
+            while await self._is_overtaken(task, engine):
+                pass
         except Abandoned:
             _end()
         except UnfitEngine as error:
@@ -138,6 +136,18 @@ class Replica:
         except RollgenError as error:
             await self._post(Refused(error))
 
+    async def _is_overtaken(self, task: Task, engine: Engine) -> bool:
+        """Make what is not stored of a task, unless another process stores some of it meanwhile. Raises as below."""
+        try:
+            await self._make_rest(task, engine)
+        except Overtaken:
+            making = asyncio.current_task()
+            assert making is not None
+            if making.cancelling():  # and what was finished could not be committed
+                raise asyncio.CancelledError from None
+            return True
+        return False
+
     async def _started_engine(self) -> Engine:
         """Raises UsageError and EngineError."""
         if self._loading is None:
@@ -145,10 +155,21 @@ class Replica:
         return await asyncio.shield(self._loading)
 
     async def _load(self) -> Engine:
+        await asyncio.to_thread(self._check_locks)
         self._engine = await asyncio.to_thread(make_engine, self._orders.engine)
         await self._engine.start()
         await self._post(Loaded())
         return self._engine
+
+    def _check_locks(self) -> None:
+        """Raise UsageError where the driver, who is there, seems to be gone: it would also seem so at each commit."""
+        employer = self._orders.employer
+        if not is_current(*employer):
+            raise UsageError(
+                f"{employer.directory}: on {socket.gethostname()} the lock of the run's writer is not seen: this is "
+                "another directory there, or file locks (flock) of its file system do not reach other nodes; mount it "
+                "with locks that do (Lustre: flock; NFS 4: without local_lock)"
+            )
 
     async def _make_rest(self, task: Task, engine: Engine) -> None:
         """Raises EngineError, Abandoned, Overtaken, and what the writer raised; what was finished is committed."""

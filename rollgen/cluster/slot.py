@@ -5,12 +5,14 @@ A shard whose line never reaches the journal is complete, and recovery adds the 
 
 Two who should not be there may still be: a replica of a driver that was killed and has a successor, and a replica that
 Ray takes for dead, whose task another one makes again. Both find out before they publish, in the start section: the
-first because the writer's lock is free or says another attempt, the second because a shard of its task is there that it
-did not make. Temporary names are of each process alone, so that nobody writes into the file of another.
+first because the writer's lock is free or says another attempt, the second because the next number of its task is taken
+by a shard that it did not make. Temporary names are of each process alone, so that nobody writes into the file of
+another. What is there of a task is found by its numbered names: nobody lists a directory of many shards for it.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +21,7 @@ from uuid import uuid4
 
 from rollgen.errors import RollgenError
 from rollgen.format.commit import is_current, start_section
-from rollgen.format.journal import JournalLine, file_sha256, footer_sha256, shard_name, temporary_name
+from rollgen.format.journal import JournalLine, durable_line, shard_name, temporary_name
 from rollgen.format.manifest import fsync_directory
 from rollgen.format.schema import DATA_DIR
 
@@ -54,7 +56,8 @@ class TaskSlot:
         self._task = task
         self._committed = committed
         self._data = employer.directory / DATA_DIR
-        self._known = _task_shards(employer.directory, task)
+        paths = (self._path(number) for number in itertools.count())
+        self._known = list(itertools.takewhile(Path.exists, paths))
 
     @property
     def stored(self) -> list[Path]:
@@ -67,21 +70,16 @@ class TaskSlot:
 
     def publish(self, temporary: Path, *, rows: int, tokens: int, mask_ids: int) -> JournalLine:
         """Raises Abandoned or Overtaken, having published nothing."""
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        line = JournalLine(
-            file=shard_name(self._task, len(self._known)),
-            bytes=temporary.stat().st_size,
-            sha256=file_sha256(temporary),
-            footer_sha256=footer_sha256(temporary),
-            rows=rows,
-            tokens=tokens,
-            mask_ids=mask_ids,
-        )
-        with start_section(self._employer.directory):
-            self._check()
-            os.link(temporary, self._data / line.file)
-        self._known.append(self._data / line.file)
+        directory, path = self._employer.directory, self._path(len(self._known))
+        line = durable_line(temporary, path.name, rows=rows, tokens=tokens, mask_ids=mask_ids)
+        with start_section(directory):
+            if not is_current(*self._employer):
+                raise Abandoned(f"{directory}: attempt {self._employer.attempt} is over")
+            try:
+                os.link(temporary, path)  # never overwrites; the caller removes the other name
+            except FileExistsError:
+                raise Overtaken(f"{directory}: task {self._task} is made by another process too") from None
+        self._known.append(path)
         return line
 
     def append(self, line: JournalLine) -> None:
@@ -89,13 +87,6 @@ class TaskSlot:
         fsync_directory(self._data)
         self._committed(self._data / line.file, line)
 
-    def _check(self) -> None:
-        if not is_current(*self._employer):
-            raise Abandoned(f"{self._employer.directory}: attempt {self._employer.attempt} is over")
-        if _task_shards(self._employer.directory, self._task) != self._known:
-            raise Overtaken(f"{self._employer.directory}: task {self._task} is made by another process too")
-
-
-def _task_shards(directory: Path, task: str) -> list[Path]:
-    """The shards of a task that are in place, in the order of their making."""
-    return sorted((directory / DATA_DIR).glob(f"part-{task}-*.parquet"))
+    def _path(self, number: int) -> Path:
+        """Of the shards of this task, which are numbered without a gap."""
+        return self._data / shard_name(self._task, number)

@@ -91,7 +91,8 @@ class Engine(Protocol):
     dtype: str
     """Of weights and activations, resolved: never `auto`."""
     extras: Extras
-    """What each completion has beside: a new dataset stores all of it."""
+    """What each completion has beside. At first all that is offered, which a new dataset stores; then what the dataset
+    stores that is made, and nothing else is read."""
     window: int
     """Requests to keep in flight: enough to keep the engine's batch full, few enough to bound memory."""
     resampled: int

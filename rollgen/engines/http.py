@@ -12,15 +12,17 @@ import asyncio
 import random
 import secrets
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from rollgen.config import RunConfig
 from rollgen.engines.address import parse_address, read_api_key
 from rollgen.engines.asking import WINDOW_PER_SLOT, ask, logprobs_wanted
 from rollgen.engines.availability import Availability, generated_tokens, wait_until_healthy
 from rollgen.engines.base import RequestError, SampleRequest
+from rollgen.engines.descriptors import afford
 from rollgen.engines.generate_route import GENERATE_PATH, largest_answer, read_choice, read_sample, request_body
 from rollgen.engines.installed import PROCESSORS
 from rollgen.engines.outputs import SampledOutput, completion_of
@@ -104,6 +106,7 @@ class HttpEngine:
         self._is_inspected = True
         self._server, findings = run_apart(self._inspect_apart())
         self.capture, self.extras, self.notes = findings.capture, findings.extras, findings.notes
+        self._offered = findings.extras
         self.record = EngineRecord(
             name="vllm",
             version=self._server.version,
@@ -237,7 +240,7 @@ class HttpEngine:
             server, findings = await self._inspect(wire, self.capture)
         except UsageError as error:
             raise UnfitEngine(str(error)) from None
-        if server != self._server or findings.extras != self.extras:
+        if server != self._server or findings.extras != self._offered:
             raise UnfitEngine(
                 f"{self.address}: is back with another model, context or version: {server}, it was {self._server}"
             )
@@ -253,6 +256,34 @@ class HttpEngine:
                 self.tokens += count - before if count >= before else count
             before = count
             await asyncio.sleep(min(METER_SECONDS, self._config.stall_timeout / 4))
+
+
+def connect(config: RunConfig, **common: Any) -> list[HttpEngine]:
+    """An engine for each server, with the other arguments of `HttpEngine`. They are probed at the same time.
+
+    Raises as that does, for the first of those that fail, and UsageError when they cannot make one dataset.
+    """
+    with ThreadPoolExecutor(len(config.server)) as threads:
+        engines = [*threads.map(lambda url: HttpEngine(config, url, **common), config.server)]
+    check_alike(engines)
+    _limit_windows(engines)
+    return engines
+
+
+def _limit_windows(engines: Sequence[HttpEngine]) -> None:
+    """Keep all connections together below what the system allows this process, and tell where that is less."""
+    wanted = sum(engine.window + _SPARE_CONNECTIONS for engine in engines)
+    affordable = afford(wanted)
+    if affordable == wanted:
+        return
+    window = max(1, affordable // len(engines) - _SPARE_CONNECTIONS)
+    first = engines[0]
+    first.notes += (
+        f"the system lets this process open {wanted - affordable} files too few for {first.window} requests in flight "
+        f"at each of {len(engines)} servers: it is {window} at each; raise the hard limit (ulimit -Hn)",
+    )
+    for engine in engines:
+        engine.window = window
 
 
 def check_alike(engines: Sequence[HttpEngine]) -> None:

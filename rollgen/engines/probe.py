@@ -276,4 +276,3 @@ def parameters_of(schema: bytes) -> frozenset[str]:
         return frozenset(request["properties"]["sampling_params"]["properties"])
     except (orjson.JSONDecodeError, LookupError, TypeError):
         return frozenset()
-

@@ -12,13 +12,11 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, fields
 from functools import partial
-from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
@@ -29,6 +27,7 @@ from rollgen.engines.base import Capture, Extras, RequestError, SampleRequest
 from rollgen.engines.children import PARENT_VARIABLE
 from rollgen.engines.installed import PROCESSORS, package_versions
 from rollgen.engines.outputs import completion_of, read_outputs
+from rollgen.engines.processes import EngineProcesses
 from rollgen.engines.replicas import device_groups
 from rollgen.engines.requirements import NATIVE_ARGUMENT, native_problem
 from rollgen.errors import EngineError, UsageError
@@ -46,6 +45,7 @@ from vllm import SamplingParams
 from vllm import __version__ as vllm_version
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.inputs import tokens_input
+from vllm.outputs import CompletionOutput
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -54,7 +54,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-    from vllm.outputs import CompletionOutput, RequestOutput
+    from vllm.outputs import RequestOutput
     from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, SchedulerStats
 
     from rollgen.rollouts import Int32Array
@@ -66,10 +66,9 @@ CPU_KV_CACHE_SHARE = 0.25
 CPU_KV_CACHE_MAX = 16 * GIB
 SHUTDOWN_SECONDS = 10.0
 """For the engine process to release its device and shared memory before it is killed."""
-TERMINATE_SECONDS = 5.0
-"""For a process of a half-loaded engine to end by itself."""
 EXPERTS_ARGUMENT = "enable_return_routed_experts"
-SPAWN_POLL_SECONDS = 0.02
+VERSIONS_FIELD = "weight_versions"
+"""Of an output, from vLLM 0.32 on."""
 _DEAD = "vLLM's engine process died (see its own messages)"
 
 
@@ -88,8 +87,9 @@ class VllmEngine:
 
     `capture_wanted` is the user's wish; `untruncated` says whether some or all prompts are sampled without truncation
     (native masks need top_k > 0 on every request). `decode` turns token ids into text. `replica` makes it one of
-    several in this process. `weight_versions` are returned where a dataset that is continued stores them: here they
-    never change. Raises UsageError when vLLM refuses the configuration or cannot give the capture that was asked for.
+    several in this process. `weight_versions` are returned where a dataset that is continued stores them and vLLM has
+    them: here they never change. Raises UsageError when vLLM refuses the configuration or cannot give the capture that
+    was asked for.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class VllmEngine:
     ) -> None:
         self._config = config
         self._replica = replica
-        self._children: set[BaseProcess] | None = None
+        self._processes = EngineProcesses(is_replica=replica is not None)
         self._vocab_size = vocab_size
         self._replayable = replayable
         self._decode = decode
@@ -122,7 +122,8 @@ class VllmEngine:
             raise UsageError(f"{model}: diffusion models have no per-token sampling distribution to keep")
         self.record = _engine_record()
         self.dtype = str(self._vllm_config.model_config.dtype).removeprefix("torch.")
-        self.extras = Extras(weight_versions, _routed_experts(config, self._vllm_config))
+        has_versions = VERSIONS_FIELD in {field.name for field in fields(CompletionOutput)}
+        self.extras = Extras(weight_versions and has_versions, _routed_experts(config, self._vllm_config))
         slots = self._vllm_config.scheduler_config.max_num_seqs * config.data_parallel_size
         self.window = int(WINDOW_PER_SLOT * slots)
 
@@ -142,19 +143,17 @@ class VllmEngine:
                 with _environment({PARENT_VARIABLE: str(os.getpid()), **variables}):
                     others = set(multiprocessing.active_children())
                     loading = asyncio.ensure_future(asyncio.to_thread(make))
-                    await self._processes_started(loading, others)
+                    await self._processes.started(loading, others)
             self._llm = await asyncio.shield(loading)
         except asyncio.CancelledError:
             while loading is not None and not loading.done():  # the thread cannot be stopped, but without its processes
-                await asyncio.to_thread(self._end_processes)  # it gives up
+                await asyncio.to_thread(self._processes.end)  # it gives up
                 await asyncio.wait({loading}, timeout=0.2)
             if loading is not None:
                 loading.exception()  # expected, and of no interest
             raise
         except Exception as error:
-            raise EngineError(
-                f"vLLM could not load the model (see its own messages): {_one_line(error)}"
-            ) from error
+            raise EngineError(f"vLLM could not load the model (see its own messages): {_one_line(error)}") from error
 
     async def sample(self, request: SampleRequest) -> Completion:
         """See `engines.base.Engine.sample`."""
@@ -167,28 +166,7 @@ class VllmEngine:
         if self._llm is not None:
             self._llm.shutdown(timeout=SHUTDOWN_SECONDS)
             self._llm = None
-        self._end_processes()
-
-    async def _processes_started(self, loading: asyncio.Future[AsyncLLM], others: set[BaseProcess]) -> None:
-        """Wait until the environment may change again: a replica's one process is there, or all is loaded."""
-        self._children = None
-        while not loading.done():
-            await asyncio.wait({loading}, timeout=SPAWN_POLL_SECONDS)
-            if self._replica and (children := set(multiprocessing.active_children()) - others):
-                self._children = children
-                return
-
-    def _end_processes(self) -> None:
-        """End what vLLM started and wait for it: first asked, then killed. A stopped one only takes the second."""
-        children = multiprocessing.active_children() if self._children is None else self._children
-        for child in children:
-            child.terminate()
-        deadline = time.monotonic() + TERMINATE_SECONDS
-        for child in children:
-            child.join(max(0.0, deadline - time.monotonic()))
-            if child.is_alive():
-                child.kill()
-                child.join()
+        self._processes.end()
 
     async def _make(self, request: SampleRequest, num_logprobs: int) -> Completion:
         return self._completion(request, await self._generate(request, num_logprobs))

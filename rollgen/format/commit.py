@@ -42,8 +42,7 @@ from rollgen.format import replacement
 from rollgen.format.files import open_descriptor, open_regular, refuse_links
 from rollgen.format.journal import (
     JournalLine,
-    file_sha256,
-    footer_sha256,
+    durable_line,
     list_shards,
     parse_shard_name,
     read_journal,
@@ -311,17 +310,8 @@ class WriterSlot:
 
     def _line(self, temporary: Path, *, rows: int, tokens: int, mask_ids: int) -> JournalLine:
         """The line of a file that is on disk from now on, with the next name."""
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        return JournalLine(
-            file=shard_name(self.writer, self._number),
-            bytes=temporary.stat().st_size,
-            sha256=file_sha256(temporary),
-            footer_sha256=footer_sha256(temporary),
-            rows=rows,
-            tokens=tokens,
-            mask_ids=mask_ids,
-        )
+        name = shard_name(self.writer, self._number)
+        return durable_line(temporary, name, rows=rows, tokens=tokens, mask_ids=mask_ids)
 
     def append(self, line: JournalLine) -> None:
         """Append one line to this writer's journal. The shard's name and the line are durable on return.

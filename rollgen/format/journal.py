@@ -165,6 +165,24 @@ def file_sha256(path: Path) -> str:
     return sha256.hexdigest()
 
 
+def durable_line(path: Path, name: str, *, rows: int, tokens: int, mask_ids: int) -> JournalLine:
+    """The line of a closed file that is on disk from now on, and is to be the shard `name`.
+
+    Raises OSError, and DatasetError when it is no Parquet file.
+    """
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+    return JournalLine(
+        file=name,
+        bytes=path.stat().st_size,
+        sha256=file_sha256(path),
+        footer_sha256=footer_sha256(path),
+        rows=rows,
+        tokens=tokens,
+        mask_ids=mask_ids,
+    )
+
+
 def _refuse_unfinished(directory: Path) -> None:
     if is_unfinished(directory):
         raise DatasetError(

@@ -245,9 +245,11 @@ def stored_keys(shard: ShardReader) -> StoredKeys:
     )
 
 
-def verify_shard(path: Path, *, line: JournalLine | None = None, config_digest: str | None = None) -> None:
-    """Read every page of every column, one row group at a time. Raises DatasetError at the first damage."""
-    with open_shard(path, line=line, config_digest=config_digest) as shard:
+def verify_shard(
+    path: Path, *, line: JournalLine | None = None, config_digest: str | None = None, place: str | None = None
+) -> None:
+    """Read every page of every column, one row group at a time. Raises as `open_shard` does, at the first damage."""
+    with open_shard(path, line=line, config_digest=config_digest, place=place) as shard:
         for index in range(len(shard.row_group_rows)):
             read_row_group(shard, index)
 

@@ -10,8 +10,8 @@ Done is what committed, readable shards hold; a file that merely exists proves n
     in the journal only       lost; retired, and its samples are owed again
 
 Of a dataset in object storage only the keys are fetched, of every shard; one that is not there, has another size or is
-damaged in what was fetched, is retired. What waits in the workspace to be sent gets its line, and is sent, unless its
-samples have been made elsewhere since.
+damaged in what was fetched, is retired. What waits in the workspace to be sent gets the next name and its line, and is
+sent, unless its samples have been made elsewhere since.
 
 Nothing is deleted. What the machine cannot read, for want of memory or because a disk fails, is neither damaged nor
 done: recovery stops there. It stops too at a file that is what was committed and yet makes no sense. A shard of another
@@ -32,7 +32,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rollgen.errors import DatasetError, MissingFile, Unreadable
-from rollgen.format.commit import Fetched, WriterSlot, quarantine
+from rollgen.format.commit import Fetched, Remote, WriterSlot, quarantine
 from rollgen.format.journal import (
     Journal,
     JournalLine,
@@ -41,6 +41,7 @@ from rollgen.format.journal import (
     list_shards,
     parse_shard_name,
     read_journal,
+    shard_name,
 )
 from rollgen.format.parquet import translated
 from rollgen.format.reader import (
@@ -113,15 +114,13 @@ def recover_shards(
     apart: Collection[str] = frozenset(),
 ) -> tuple[str, ...]:
     """Bring journal and shards into agreement, giving the keys of each sound shard to `mark`. Returns the findings."""
+    if slot.remote is not None:
+        return _recover_remote(slot, slot.remote, config_digest, mark, apart)
     findings: list[str] = []
     alive = slot.others()
     journal = read_journal(slot.directory)
     shards = list_shards(slot.directory)
     lost = sorted(journal.committed.keys() - {path.name for path in shards})
-    if slot.remote is not None:
-        lines = [journal.committed[name] for name in lost if _writer_of(name) not in apart]
-        findings = _recover_remote(slot, slot.remote.fetched(lines, KEY_COLUMNS), alive, config_digest, mark)
-        lost = []
     for path in [*shards, *(slot.directory / DATA_DIR / name for name in lost)]:
         line, writer = journal.committed.get(path.name), _writer_of(path.name)
         if writer in apart:
@@ -134,8 +133,6 @@ def recover_shards(
         elif path.name in lost:
             slot.retire(journal.committed[path.name])
             findings.append(f"{path}: missing; its samples are owed again")
-        elif slot.remote is not None:
-            findings.append(_send(slot, path, config_digest, mark))
         else:
             keys = _seen_keys(path, line, config_digest) if apart and writer != slot.writer else None
             keys = _settle(slot, path, journal, config_digest, findings) if keys is None else keys
@@ -144,7 +141,35 @@ def recover_shards(
     return tuple(findings)
 
 
+def renumber(shards: Iterable[Path], writer: str, first: int) -> list[Path]:
+    """Give shards that wait to be sent the names of a writer from `first` on, in order. Returns where they are then."""
+    waiting = sorted(shards, key=lambda path: _number_of(path.name))
+    targets = [path.with_name(shard_name(writer, number)) for number, path in enumerate(waiting, first)]
+    moves = [*zip(waiting, targets, strict=True)]
+    up = [(path, target) for path, target in moves if _number_of(path.name) < _number_of(target.name)]
+    for path, target in (*reversed(up), *moves[len(up) :]):  # so that each finds its place free: as numbers only grow
+        path.rename(target)  # apart, those that go up are the first ones
+    return targets
+
+
 def _recover_remote(
+    slot: WriterSlot,
+    remote: Remote,
+    config_digest: str,
+    mark: Callable[[StoredKeys, Path | str], None],
+    apart: Collection[str],
+) -> tuple[str, ...]:
+    """`recover_shards` of a dataset in object storage. The shards that are here are this writer's, and wait."""
+    committed = read_journal(slot.directory).committed
+    lines = [line for name, line in sorted(committed.items()) if _writer_of(name) not in apart]
+    findings = _check_remote(slot, remote.fetched(lines, KEY_COLUMNS), slot.others(), config_digest, mark)
+    while waiting := list_shards(slot.directory):  # their numbers were taken by what was retired, or are free again
+        path = renumber(waiting, slot.writer, remote.next_number)[0]
+        findings.append(_send(slot, path, config_digest, mark))
+    return tuple(findings)
+
+
+def _check_remote(
     slot: WriterSlot,
     shards: Iterable[Fetched],
     alive: Collection[str],
@@ -187,7 +212,6 @@ def _send(slot: WriterSlot, path: Path, config_digest: str, mark: Callable[[Stor
     except (MissingFile, Unreadable):
         raise
     except DatasetError as error:
-        slot.retire(_unread_line(path))
         quarantine(slot.directory, path)
         return f"{error}; this shard had not been committed, and is dropped"
     slot.append(line)
@@ -197,6 +221,12 @@ def _send(slot: WriterSlot, path: Path, config_digest: str, mark: Callable[[Stor
 def _writer_of(name: str) -> str | None:
     parsed = parse_shard_name(name)
     return parsed and parsed[0]
+
+
+def _number_of(name: str) -> int:
+    parsed = parse_shard_name(name)
+    assert parsed is not None
+    return parsed[1]
 
 
 def _seen_keys(path: Path, line: JournalLine | None, config_digest: str) -> StoredKeys | None:

@@ -112,7 +112,7 @@ class ShardWriter:
     ) -> None:
         self._slot = slot
         self._schema = manifest_schema(manifest).with_metadata(footer_metadata(manifest))
-        self.vocab_size = manifest.vocab_size
+        self.manifest = manifest
         self._commit_interval = commit_interval
         self._max_buffer_bytes = max_buffer_bytes
         self._open: dict[int, list[Completion]] = {}

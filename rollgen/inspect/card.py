@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from rich import filesize
 
 from rollgen.errors import DatasetError
-from rollgen.format.commit import live_writers, start_section
+from rollgen.format.commit import Remote, live_writers, start_section
 from rollgen.format.files import new_file
 from rollgen.format.journal import list_shards, read_journal, totals
 from rollgen.format.layout import CARD_FILE
@@ -134,13 +134,15 @@ def write_card(directory: Path, *, url: str | None = None) -> None:
         os.replace(temporary, card)
 
 
-def refresh_card(directory: Path, *, url: str | None = None) -> None:
+def refresh_card(directory: Path, *, remote: Remote | None = None) -> None:
     """`write_card`, by the last of several writers to leave, which one at a time can tell. Nothing without shards.
 
-    In object storage by each of them: what it says of the whole takes no look at the shards.
+    In object storage by each of them: what the journal says of the whole is soon read, and in the start section has all
+    that those have committed who have left before.
     """
-    if url is not None:
-        write_card(directory, url=url)
+    if remote is not None:
+        with remote.section():
+            write_card(directory, url=remote.url)
         return
     with start_section(directory):
         if not live_writers(directory) and list_shards(directory):

@@ -75,8 +75,8 @@ class Estimate:
     assumed_bytes_per_token: float
     """Of generated tokens, without what a prompt takes; at least what is measured."""
     max_bytes: int
-    free_bytes: int
-    """On the file system of the output directory."""
+    free_bytes: int | None
+    """On the file system of the output directory; None for object storage, which does not tell."""
     expected: Expectation | None
     """None for a run that has stored nothing."""
     tokens_per_second: float | None
@@ -84,8 +84,8 @@ class Estimate:
 
     @property
     def fits(self) -> bool:
-        """Whether the bound fits the free space."""
-        return self.max_bytes <= self.free_bytes
+        """Whether the bound fits the free space, as far as that is known."""
+        return self.free_bytes is None or self.max_bytes <= self.free_bytes
 
     def to_json(self) -> dict[str, Any]:
         """JSON-able, names as here."""
@@ -98,7 +98,7 @@ def estimate_run(
     *,
     support_logprobs: bool,
     stored: RunStatus | None,
-    free_bytes: int,
+    free_bytes: int | None,
 ) -> Estimate:
     """Of everything that `plan` and `retries` have and `stored` (the status of the run that is continued) has not.
 
@@ -126,10 +126,10 @@ def describe(estimate: Estimate) -> Iterator[str]:
     tokens = counted(estimate.max_generated_tokens, "generated token")
     yield f"owed: {counted(estimate.samples, 'sample')}, at most {tokens}"
     support = f"supports of {number(round(estimate.assumed_support, 1))} ids on average"
+    free = "" if estimate.free_bytes is None else f"; {filesize.decimal(estimate.free_bytes)} free"
     yield (
         f"disk: at most {filesize.decimal(estimate.max_bytes)}, assuming "
-        f"{estimate.assumed_bytes_per_token:.1f} bytes a token ({support}); "
-        f"{filesize.decimal(estimate.free_bytes)} free"
+        f"{estimate.assumed_bytes_per_token:.1f} bytes a token ({support}){free}"
     )
     if not estimate.fits:
         yield "warning: that bound exceeds the space that is free; choose another --out, or lower --max-tokens or --n"

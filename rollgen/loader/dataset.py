@@ -14,6 +14,7 @@ import os
 from collections.abc import Sequence
 from functools import partial
 from operator import index as as_index
+from operator import methodcaller
 from typing import Any, Final
 
 import numpy as np
@@ -26,7 +27,6 @@ from rollgen.format.ragged import Ragged
 from rollgen.format.row_groups import RowGroupCache
 from rollgen.loader.batch import Rollout
 from rollgen.loader.index import open_index, place_of
-from rollgen.loader.row_groups import columns_of, load_row_group, or_again
 from rollgen.loader.samples import Experts, Samples, offsets_of
 from rollgen.ops import Support
 from rollgen.remote.cache import MAX_BYTES, open_cache
@@ -116,18 +116,7 @@ class RolloutDataset(Dataset[Rollout]):
         self._row_groups = RowGroupCache(self._load)
 
     def _load(self, group: int) -> Samples:
-        shard, number = self._index.place(group)
-        scalars, experts, supports = self._scalars, self._experts, self._index.has_support_logprobs
-        columns = columns_of(scalars, support_logprobs=supports, experts=experts is not None)
-        part = shard.part(columns, number)
-
-        def load() -> Samples:
-            with part.open() as opened:
-                return load_row_group(
-                    opened, number, self.vocab_size, scalars, support_logprobs=supports, experts=experts
-                )
-
-        return or_again(load, part.drop_copy)
+        return self._index.load(group, self._scalars, self._experts, methodcaller("open"), methodcaller("drop_copy"))
 
 
 def _rollout(samples: Samples, row: int) -> Rollout:

@@ -13,8 +13,9 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
@@ -27,10 +28,11 @@ from rollgen.errors import DatasetError, MissingFile, Unreadable, UsageError
 from rollgen.format.reader import ShardReader, StoredDataset, StoredShard, open_dataset, read_columns, read_row_group
 from rollgen.format.retries import read_retries
 from rollgen.format.schema import shard_schema
-from rollgen.loader.samples import VERSIONS, offsets_of
+from rollgen.loader.row_groups import columns_of, load_row_group, or_again
+from rollgen.loader.samples import VERSIONS, Samples, offsets_of
 from rollgen.remote.cache import PartCache, open_cache
-from rollgen.remote.objects import ObjectStore, is_url, local_path
-from rollgen.remote.stored import THREADS, RemoteShard, remote_dataset
+from rollgen.remote.objects import THREADS, ObjectStore, is_url, local_path
+from rollgen.remote.stored import RemoteShard, remote_dataset
 
 if TYPE_CHECKING:
     from rollgen.rollouts import Int64Array
@@ -109,6 +111,30 @@ class Index:
         """The shard of a row group, and its number inside."""
         shard, number = self.groups[group].tolist()
         return self.shards[shard], number
+
+    def load(
+        self,
+        group: int,
+        scalars: Sequence[str],
+        experts: tuple[int, int] | None,
+        opened: Callable[[StoredShard], AbstractContextManager[ShardReader]],
+        drop_copy: Callable[[StoredShard], bool],
+    ) -> Samples:
+        """One row group, decoded, with the support_logprobs if all datasets have them: see `load_row_group`.
+
+        `opened` gives the shard of which that will be read; the copies of damaged ones are dropped, and fetched again.
+        """
+        stored, number = self.place(group)
+        supports = self.has_support_logprobs
+        part = stored.part(columns_of(scalars, support_logprobs=supports, experts=experts is not None), number)
+
+        def load() -> Samples:
+            with opened(part) as shard:
+                return load_row_group(
+                    shard, number, self.vocab_size, scalars, support_logprobs=supports, experts=experts
+                )
+
+        return or_again(load, partial(drop_copy, part))
 
     @property
     def has_support_logprobs(self) -> bool:

@@ -6,17 +6,17 @@ more bytes are kept than allowed: then the one used least recently goes, and is 
 
 from __future__ import annotations
 
-from functools import partial
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
 from rollgen.errors import DatasetError, MissingFile, Unreadable
+from rollgen.format.reader import ShardReader, StoredShard
 from rollgen.format.row_groups import OpenShards, RowGroupCache
 from rollgen.loader.batch import BATCH_SCALARS, Layout, RolloutBatch, assemble
 from rollgen.loader.index import Index, Loss, report_loss
 from rollgen.loader.order import Epoch, Units, last_uses, samples_of
-from rollgen.loader.row_groups import columns_of, load_row_group, or_again
 from rollgen.loader.samples import Samples, empty_samples, gather
 from rollgen.loader.schedule import Cursor
 
@@ -105,15 +105,7 @@ class BatchMaker:
             return None
 
     def _load(self, group: int) -> Samples:
-        stored, number = self._index.place(group)
-        scalars, experts, supports = self._scalars, self._experts, self._index.has_support_logprobs
-        columns = columns_of(scalars, support_logprobs=supports, experts=experts is not None)
-        part = stored.part(columns, number)
+        return self._index.load(group, self._scalars, self._experts, self._opened, self._shards.drop_copy)
 
-        def load() -> Samples:
-            vocab_size = self._index.vocab_size
-            return load_row_group(
-                self._shards[part], number, vocab_size, scalars, support_logprobs=supports, experts=experts
-            )
-
-        return or_again(load, partial(self._shards.drop_copy, part))
+    def _opened(self, part: StoredShard) -> AbstractContextManager[ShardReader]:
+        return nullcontext(self._shards[part])

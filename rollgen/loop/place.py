@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from rollgen.errors import RollgenError
 from rollgen.format.commit import Part, Remote
+from rollgen.format.schema import DATA_DIR
 from rollgen.remote.objects import is_url, local_path
 from rollgen.remote.workspace import Workspace
 
@@ -42,5 +44,19 @@ def open_place(
         try:
             yield place
         except RollgenError as error:  # whoever gave a URL knows nothing of a workspace
-            error.args = (str(error).replace(str(place.directory), str(place)),)
+            if not _is_of_this_machine(error):
+                error.args = (_renamed(str(error), place),)
             raise
+
+
+def _is_of_this_machine(error: BaseException) -> bool:
+    """Whether the local disk has failed, be it full: what was to be done about that is to be done in the workspace."""
+    cause = error.__cause__ or error.__context__
+    if cause is None:
+        return False
+    return (isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError)) or _is_of_this_machine(cause)
+
+
+def _renamed(text: str, place: Place) -> str:
+    """With the URL in place of the workspace; shards that are in that, in `data/`, are nowhere else."""
+    return re.sub(rf"{re.escape(str(place.directory))}(?!/{DATA_DIR}/)", lambda _: str(place), text)

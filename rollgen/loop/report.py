@@ -10,7 +10,7 @@ from rollgen.rollouts import Completion
 if TYPE_CHECKING:  # a process that only samples needs none of what a preflight takes
     from rollgen.format.manifest import Manifest
     from rollgen.loop.place import Place
-from rollgen.preflight import Preflight
+    from rollgen.preflight import Preflight
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rollgen.engines.base import Engine, RequestError, SampleRequest
+from rollgen.engines.base import Engine, Extras, RequestError, SampleRequest
 from rollgen.errors import CaptureError, EngineError, TooManyFailures
 from rollgen.format.failures import FailureLog, Stage
 from rollgen.format.invariants import find_problem
@@ -41,6 +41,14 @@ def record_failure(
     )
 
 
+def too_many_failures(failed: int, allowed: int, request: SampleRequest, error: str) -> TooManyFailures:
+    """What ends a run in which so many samples have failed, `request` last and for `error`."""
+    return TooManyFailures(
+        f"{failed} samples failed, more than --max-failures {allowed} allows, the last one "
+        f"({request.prompt.prompt_id}, {request.sample_index}) for: {error}; see failures/, then continue with --resume"
+    )
+
+
 @dataclass(slots=True)
 class Sampler:
     """Makes what is owed with one engine. `run` may be called again after the engine has been started again."""
@@ -64,6 +72,7 @@ class Sampler:
     async def run(self) -> None:
         """Make samples until nothing is owed. Raises EngineError, TooManyFailures, or what the writer raised."""
         self.given_back = 0
+        self.engine.extras = Extras.of(self.writer.manifest)
         try:
             async with asyncio.TaskGroup() as group:
                 watch = group.create_task(self._watch())
@@ -91,7 +100,7 @@ class Sampler:
         except CaptureError as error:
             self._failed(request, "capture", str(error))
         else:
-            problem = find_problem(completion, self.writer.vocab_size)
+            problem = find_problem(completion, self.writer.manifest.vocab_size)
             if problem is not None:
                 self._failed(request, "invariant", problem)
                 return
@@ -103,11 +112,7 @@ class Sampler:
         self.record_failure(request, stage, error)
         self.stats.failed += 1
         if self.stats.failed > self.max_failures:
-            raise TooManyFailures(
-                f"{self.stats.failed} samples failed, more than --max-failures {self.max_failures} allows, the last "
-                f"one ({request.prompt.prompt_id}, {request.sample_index}) for: {error}; see failures/, then continue "
-                "with --resume"
-            )
+            raise too_many_failures(self.stats.failed, self.max_failures, request, error)
 
     async def _watch(self) -> None:
         watchdog = _Watchdog(self.stall_timeout)

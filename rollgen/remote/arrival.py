@@ -3,13 +3,14 @@
 Commits of a writer are numbered without a gap, and each creates `journal/<writer>-<number>.jsonl` exclusively: only who
 has seen all commits before it can make the next one, and another process of that name fails. A writer that was taken
 for dead by its silence may come back to commit what it had in hand, so its next number is taken away from it: a *fence*
-is a journal object that retires the shard of that number, whether it is ever there.
+is a journal object that retires the shard of that number, whether it is ever there. Its lock is removed then.
 
-What the dead had finished goes on as shards that wait in the workspace, under the next numbers of this writer:
+What the dead had finished counts:
 
-    in the workspace          not sent before the machine or the storage failed; dropped when another process has since
-                              committed under its number, or (by recovery) made its samples again
-    in the store              sent, and killed before the journal object; fetched, unless it is in the workspace too
+    in the store              sent, and killed before the journal object: verified, and committed in its writer's place
+                              and name, so that all who start see that its samples are there
+    in the workspace          not sent before the machine or the storage failed: waits there, for recovery to send it
+                              under the next numbers of this writer, unless its samples have been made elsewhere since
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from rollgen.errors import ResumeRefused
-from rollgen.format.commit import Holder, Part
+from rollgen.errors import DatasetError, MissingFile, ResumeRefused, Unreadable
+from rollgen.format.commit import Part
 from rollgen.format.journal import (
     Journal,
     JournalLine,
@@ -34,8 +35,11 @@ from rollgen.format.journal import (
 )
 from rollgen.format.jsonlines import encode_line
 from rollgen.format.layout import CARD_FILE, is_own
+from rollgen.format.manifest import read_manifest
+from rollgen.format.reader import open_shard, verify_shard
+from rollgen.format.recovery import line_of, renumber
 from rollgen.format.schema import DATA_DIR, JOURNAL_DIR, MANIFEST_FILE
-from rollgen.remote.lease import State, Watch, lock_name, writer_of_lock
+from rollgen.remote.lease import SECTION_LOCK, State, Watch, lock_name, taken, writer_of_lock
 from rollgen.remote.mirror import Mirror
 from rollgen.remote.objects import ObjectStore
 
@@ -58,72 +62,78 @@ class Arrival:
     mirror: Mirror
     watch: Watch
     note: Callable[[str], None]
-    others: dict[str, Holder] = field(default_factory=dict)
-    """Writers that are alive, or may be and make other prompts."""
+    clean: bool = False
+    """What is there will be replaced: nothing of it is worth a look."""
     fences: frozenset[str] = frozenset()
     """Names of the objects that were made to keep others from coming back."""
     _names: Collection[str] = ()
     """Of all objects."""
 
+    def await_others(self) -> None:
+        """Wait until it is known who is alive, before the start section, where everybody would wait too.
+
+        Raises ResumeRefused when a writer is alive that has this name, or makes some of the same prompts.
+        """
+        self._names = self.store.list(JOURNAL_DIR).keys()
+        for name in (SECTION_LOCK, lock_name(self.writer)):
+            self.watch.look(name)  # all at once: waiting for one is waiting for all
+        self._dead_rivals()
+        if self.watch.settle(lock_name(self.writer), self.note)[0] is State.ALIVE:
+            raise taken(self.store, lock_name(self.writer))
+
     def settle(self, *, silent: bool) -> int:
-        """Leave shards that wait in the workspace, and return the number of the first of them: the next commit's.
+        """Leave shards that wait in the workspace, and return the number of the next commit, and of the first of them.
 
         `silent`: this writer's lock was that of a process that may come back. Raises ResumeRefused when a writer is
         alive that makes some of the same prompts.
         """
         self._look()
-        silent_others = self._dead_by_silence()
-        journal = self._journal()
+        dead = self._dead_rivals()
         begun = MANIFEST_FILE in self._names
-        orphans = self._orphans(journal) if begun else {}
-        waiting = self._waiting(journal) if begun else self._dropped()
-        fenced = {*silent_others, *(orphans.keys() - {self.writer})}
-        if silent or self._contradicts(orphans.get(self.writer, []), waiting, journal):
+        journal = read_journal(self.directory)
+        orphans = self._orphans(journal) if begun and not self.clean else {}
+        fenced = {writer for writer, state in dead.items() if state is State.SILENT}
+        if silent:
             fenced.add(self.writer)
-        self.fences = frozenset(
-            self._fence(writer, self._next_number(writer, journal), orphans.get(writer, [])) for writer in fenced
-        )
-        if fenced:
+        for writer in sorted({*orphans, *fenced}):
+            self._bury(writer, self._next_number(writer, journal), orphans.get(writer, []), fence=writer in fenced)
+        for writer in dead:
+            self.store.delete(lock_name(writer))
+        if orphans or fenced:
             self._look()
-            journal = self._journal()
+            journal = read_journal(self.directory)
         number = self._next_number(self.writer, journal)
-        self._place(number, waiting, orphans)
+        renumber(self._waiting(journal if begun else None), self.writer, number)
         return number
 
     def _look(self) -> None:
         self._names = self.store.list().keys()
         self.mirror.pull(self._names)
 
-    def _journal(self) -> Journal:
-        return read_journal(self.directory)
+    def _dead_rivals(self) -> dict[str, State]:
+        """Writers that could make the same prompts and have left a lock, after waiting for a sign of theirs.
 
-    def _dead_by_silence(self) -> list[str]:
-        """Writers that could make the same prompts and have not been heard of, after waiting for them."""
-        silent = []
-        names = {writer: name for name in self._names if (writer := writer_of_lock(name)) not in (None, self.writer)}
-        for name in names.values():
-            self.watch.look(name)  # all at once: waiting for one is waiting for all
-        for writer, name in names.items():
-            assert writer is not None
-            state, sign = self.watch.look(name)
-            if self.part.conflicts(sign.holder.part):
-                state, sign = self.watch.settle(name, self.note)
-                if state is State.ALIVE:
-                    raise ResumeRefused(
-                        f"{self.store.url}: writer {writer!r} is alive and makes part {sign.holder.part} of the "
-                        f"prompts, which part {self.part} of writer {self.writer!r} does not go with; wait for it, or "
-                        "stop it"
-                    )
-                if state is State.SILENT:
-                    silent.append(writer)
-            elif state in (State.ALIVE, State.UNKNOWN):
-                self.others[writer] = sign.holder
-        return silent
+        DEAD, or SILENT. Raises ResumeRefused for one that is alive.
+        """
+        locks = {name: writer for name in self._names if (writer := writer_of_lock(name)) not in (None, self.writer)}
+        rivals = [name for name in locks if self.part.conflicts(self.watch.look(name)[1].holder.part)]
+        dead: dict[str, State] = {}
+        for name in rivals:
+            writer = locks[name]
+            state, sign = self.watch.settle(name, self.note)
+            if state is State.ALIVE and self.part.conflicts(sign.holder.part):
+                raise ResumeRefused(
+                    f"{self.store.url}: writer {writer!r} is alive and makes part {sign.holder.part} of the prompts, "
+                    f"which part {self.part} of writer {self.writer!r} does not go with; wait for it, or stop it"
+                )
+            if writer is not None and state in (State.DEAD, State.SILENT):
+                dead[writer] = state
+        return dead
 
     def _orphans(self, journal: Journal) -> dict[str, list[str]]:
         """Shards without a journal line, by their writers; not of those who look after them themselves."""
         orphans = defaultdict(list)
-        for name in self._names:
+        for name in sorted(self._names):
             folder, _, file = name.partition("/")
             shard = parse_shard_name(file) if folder == DATA_DIR else None
             if shard is None or file in journal.committed or file in journal.retired:
@@ -135,46 +145,60 @@ class Arrival:
     def _looks_after_itself(self, writer: str) -> bool:
         """Whether another writer is alive, or has left a lock that says that its prompts are none of ours."""
         state, sign = self.watch.look(lock_name(writer))
-        return writer in self.others or (state is not State.GONE and not self.part.conflicts(sign.holder.part))
+        return state is not State.GONE and not self.part.conflicts(sign.holder.part)
 
-    def _waiting(self, journal: Journal) -> list[Path]:
-        """Shards in the workspace that are still to be sent, in order. The others are removed."""
-        number = self._next_number(self.writer, journal)
-        waiting, useless = [], 0
-        for path in list_shards(self.directory):
-            line = journal.committed.get(path.name)
-            if line is not None and file_sha256(path) == line.sha256:
-                path.unlink()  # it has been sent
-            elif parse_shard_name(path.name) == (self.writer, number):
-                waiting.append(path)
+    def _bury(self, writer: str, number: int, orphans: Iterable[str], *, fence: bool) -> None:
+        """Commit what a dead writer had sent, in its place, and retire what of it is damaged.
+
+        With `fence` it cannot commit anything after that.
+        """
+        damaged = []
+        for file in orphans:
+            line = self._verified_line(file)
+            if line is None:
+                damaged.append(file)
+            else:  # where there is another object by now, it has committed meanwhile
+                self.store.create(journal_object(writer, number), encode_line(line))
                 number += 1
-            else:
+        if damaged or fence:
+            self.fences |= {self._fence(writer, number, damaged)}
+
+    def _verified_line(self, file: str) -> JournalLine | None:
+        """That of a shard in the store, which is read whole; None for a damaged one."""
+        name = f"{DATA_DIR}/{file}"
+        place = f"{self.store.url}/{name}"
+        digest = read_manifest(self.directory).config_digest
+        path = self.directory / DATA_DIR / f".tmp-orphan-{file}"
+        try:
+            self.store.download(name, path)
+            verify_shard(path, config_digest=digest, place=place)
+            with open_shard(path, config_digest=digest, place=place) as shard:
+                line = replace(line_of(path, shard), file=file)
+        except (MissingFile, Unreadable):
+            raise
+        except DatasetError as error:
+            self.note(f"{error}; this shard had not been committed, and is retired")
+            return None
+        finally:
+            path.unlink(missing_ok=True)
+        self.note(f"{place}: finished, but not committed by the last attempt; verified and added")
+        return line
+
+    def _waiting(self, journal: Journal | None) -> list[Path]:
+        """Shards in the workspace that are still to be sent. The others are removed: all, when no dataset is there."""
+        waiting = []
+        for path in list_shards(self.directory):
+            line = journal and journal.committed.get(path.name)
+            if journal is None or (line is not None and file_sha256(path) == line.sha256):
                 path.unlink()
-                useless += 1
-        if useless:
-            self.note(
-                f"{self.store.url}: shards that this machine had not sent are dropped: {useless}; the run has gone on "
-                "without them, and has made their samples again or owes them"
-            )
+            else:
+                waiting.append(path)
         return waiting
 
-    def _dropped(self) -> list[Path]:
-        """What waits for a dataset that is not there any more."""
-        for path in list_shards(self.directory):
-            path.unlink()
-        return []
-
-    def _contradicts(self, orphans: Sequence[str], waiting: Sequence[Path], journal: Journal) -> bool:
-        """Whether the store has, under a name that is ours, something else than what is to be sent next under it."""
-        expected = shard_name(self.writer, self._next_number(self.writer, journal))
-        if not orphans or list(orphans) != [expected]:
-            return bool(orphans)
-        return bool(waiting) and not self.store.is_same(waiting[0], f"{DATA_DIR}/{expected}")
-
-    def _fence(self, writer: str, number: int, orphans: Iterable[str]) -> str:
+    def _fence(self, writer: str, number: int, damaged: Sequence[str]) -> str:
         """Keep a writer from its next commit. Returns the name of the object that does."""
         while True:
-            names = sorted({*orphans, shard_name(writer, number)})
+            names = sorted({*damaged, shard_name(writer, number)})
             lines = [JournalLine(name, 0, "", "", 0, 0, 0, retired=True) for name in names]
             fence = journal_object(writer, number)
             if self.store.create(fence, b"".join(map(encode_line, lines))):
@@ -188,16 +212,6 @@ class Arrival:
         shards = (parse_shard_name(name) for name in (*journal.committed, *journal.retired))
         numbers += [shard[1] for shard in shards if shard and shard[0] == writer]
         return 1 + max(numbers, default=-1)
-
-    def _place(self, number: int, waiting: Sequence[Path], orphans: dict[str, list[str]]) -> None:
-        """Give what waits its numbers, and fetch what has to."""
-        here = {path.name for path in waiting}
-        fetched = [name for _, names in sorted(orphans.items()) for name in names if name not in here]
-        data = self.directory / DATA_DIR
-        for place, path in reversed([*enumerate(waiting, number)]):  # the last first: numbers only rise
-            path.rename(data / shard_name(self.writer, place))
-        for place, name in enumerate(fetched, number + len(waiting)):
-            self.store.download(f"{DATA_DIR}/{name}", data / shard_name(self.writer, place))
 
 
 def foreign_objects(names: Collection[str]) -> list[str]:

@@ -124,13 +124,24 @@ class PartCache:
                     yield _Entry(status.st_mtime_ns, _taken(status), Path(entry.path))
 
 
+def cache_directory(folder: str) -> Path:
+    """This folder of what may be kept for later, `$XDG_CACHE_HOME/rollgen/<folder>`, which need not exist.
+
+    Raises UsageError where nobody knows our home.
+    """
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "rollgen", folder).expanduser().absolute()
+    except RuntimeError as error:
+        raise UsageError(f"~/.cache/rollgen/{folder}: {error}; name another place in XDG_CACHE_HOME") from None
+
+
 def open_cache(directory: str | os.PathLike[str] | None = None, max_bytes: int = MAX_BYTES) -> PartCache:
     """The cache in this directory, `$XDG_CACHE_HOME/rollgen/parts` unless it is given. Makes the directory.
 
     Raises UsageError when it cannot be made or written.
     """
     if directory is None:
-        directory = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "rollgen", "parts")
+        directory = cache_directory("parts")
     try:
         path = Path(directory).expanduser().absolute()
         path.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -4,9 +4,10 @@
     journal/start-section.lock    held by whoever starts, leaves, or changes plan and manifest
 
 An object cannot be locked, so a lock is an object that is there. It is created exclusively, and its holder writes it
-again every REFRESH_SECONDS with another beat. Nobody compares clocks: a lock that has not changed while somebody
-watched it for DEAD_SECONDS is that of a dead holder, and on the holder's own machine its process is looked at. The lock
-is then written over.
+again every REFRESH_SECONDS with another beat. A lock that has not changed while somebody watched it for DEAD_SECONDS is
+that of a dead holder. No clocks are compared for that: only one that was written OLD_SECONDS ago, by which no storage
+lets clocks differ that it answers, needs not be watched. On the holder's own machine its process is looked at. The lock
+of a dead holder is written over, or removed.
 
 A holder that was only silent (suspended, cut off) finds that it has lost the lock, at its next beat or commit. That a
 dead lock is taken by one of two watchers only is not promised: what keeps two writers apart for certain is the
@@ -30,7 +31,7 @@ from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
 
-from rollgen.errors import DatasetError, MissingFile, ResumeRefused, UsageError
+from rollgen.errors import MissingFile, ResumeRefused, RollgenError, UsageError
 from rollgen.format.commit import Holder, Part
 from rollgen.format.jsonlines import parse_object
 from rollgen.format.schema import JOURNAL_DIR
@@ -39,11 +40,15 @@ from rollgen.remote.objects import ObjectStore
 REFRESH_SECONDS = 15.0
 DEAD_SECONDS = 60.0
 """Of silence. A model takes about as long to load."""
+OLD_SECONDS: Final = 1800.0
+"""S3 refuses requests of clocks that are 900 s off, the others do so too."""
 POLL_SECONDS = 2.0
 SECTION_LOCK: Final = f"{JOURNAL_DIR}/start-section.lock"
 _MAX_LOCK_BYTES: Final = 1 << 12
 _FIELDS: Final = ("nonce", "host", "pid", "started", "beat")
 """Of a lock, beside those of `Holder`."""
+_held: Final[set[str]] = set()
+"""Nonces of the locks that this process holds."""
 _WRITER_LOCK: Final = re.compile(rf"{JOURNAL_DIR}/([A-Za-z0-9_]+)\.lock")
 
 
@@ -101,7 +106,7 @@ class State(Enum):
     DEAD = "dead"
     """Its process is."""
     SILENT = "silent"
-    """No beat for DEAD_SECONDS: dead, or cut off."""
+    """No beat for DEAD_SECONDS: dead, suspended, or cut off."""
     ALIVE = "alive"
     UNKNOWN = "unknown"
     """Not watched for long enough."""
@@ -125,13 +130,23 @@ class Watch:
         known = self._seen.get(name)
         if known is None or known[0] != content:
             self._seen[name] = (content, now)
-        if sign.host == _this_host():
-            return (State.ALIVE if _start_of(sign.pid) == sign.started else State.DEAD), sign
-        if known is None:
-            return State.UNKNOWN, sign
-        if known[0] != content:
+        if sign.host == _this_host() and not _is_held(sign):
+            return State.DEAD, sign
+        if known is not None and known[0] != content:
             return State.ALIVE, sign
-        return (State.SILENT if now - known[1] >= DEAD_SECONDS else State.UNKNOWN), sign
+        if (known is not None and now - known[1] >= DEAD_SECONDS) or (known is None and self._is_old(name)):
+            return State.SILENT, sign
+        return (State.ALIVE if sign.host == _this_host() else State.UNKNOWN), sign
+
+    def _is_old(self, name: str) -> bool:
+        try:
+            old = self._store.age(name) >= OLD_SECONDS
+        except MissingFile:  # just removed
+            return False
+        if old:
+            content, since = self._seen[name]
+            self._seen[name] = (content, since - DEAD_SECONDS)
+        return old
 
     def settle(self, name: str, note: Callable[[str], None]) -> tuple[State, Sign]:
         """Look until it is known: for DEAD_SECONDS at most."""
@@ -157,46 +172,70 @@ class Lease:
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
+    @property
+    def holder(self) -> Holder:
+        """What it says."""
+        return self._sign.holder
+
     def acquire(self, note: Callable[[str], None], *, wait: bool = False) -> State:
         """Take the lock; returns what was found: SILENT means that its old holder may wake up. It is held on return.
 
         Raises ResumeRefused when its holder is alive and it is not to `wait`.
         """
-        told = False
-        while True:
-            if self._store.create(self._name, self._sign.to_json()):
-                state = State.GONE
-                break
-            state, _ = self._watch.settle(self._name, note)
-            if state in (State.DEAD, State.SILENT):
-                self._store.replace(self._name, self._sign.to_json())
-                break
-            if state is State.ALIVE and not wait:
-                raise ResumeRefused(
-                    f"{self._store.url}/{self._name}: another rollgen is writing this dataset; wait for it, or stop it"
-                )
-            if not told and state is State.ALIVE:
-                note(f"{self._store.url}/{self._name}: waiting for another writer that starts")
-                told = True
-            time.sleep(POLL_SECONDS / 4)
+        _held.add(self._sign.nonce)
+        try:
+            state = self._take(note, wait=wait)
+        except BaseException:
+            self.release()  # it may be there, and only the answer was lost
+            raise
         self._ended.clear()
         self._thread = threading.Thread(target=self._refresh, name="rollgen-lease", daemon=True)
         self._thread.start()
         return state
 
+    def _take(self, note: Callable[[str], None], *, wait: bool) -> State:
+        told = False
+        while True:
+            if self._store.create(self._name, self._sign.to_json()):
+                return State.GONE
+            state, _ = self._watch.settle(self._name, note)
+            if state in (State.DEAD, State.SILENT):
+                self._store.replace(self._name, self._sign.to_json())
+                return state
+            if state is State.ALIVE and not wait:
+                raise taken(self._store, self._name)
+            if not told and state is State.ALIVE:
+                note(f"{self._store.url}/{self._name}: waiting for another writer that starts")
+                told = True
+            time.sleep(POLL_SECONDS / 4)
+
+    def prove(self) -> None:
+        """See that nobody can create the lock while it is held. Raises UsageError where that does not keep others out.
+
+        To be called once it is held.
+        """
+        if self._store.create(self._name, replace(self._sign, nonce=uuid4().hex).to_json()):
+            self._store.delete(self._name)
+            raise UsageError(
+                f"{self._store.url}: this storage creates an object where there is one already, so that it cannot keep "
+                "two writers apart; write to a directory, or to a storage that creates exclusively (S3, GCS, Azure)"
+            )
+
     def release(self) -> None:
-        """Remove the lock, if it is this one's still. One that cannot be removed falls silent."""
+        """Remove the lock, if it is this one's still. One that cannot be removed is a dead one's from now on."""
+        _held.discard(self._sign.nonce)
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        with suppress(DatasetError, UsageError):
+        with suppress(RollgenError):
             if self._is_ours():
                 self._store.delete(self._name)
 
     def say(self, holder: Holder) -> None:
-        """Let others know."""
+        """Let others know. Raises as `check` does."""
         with self._lock:
+            self.check()
             self._sign = replace(self._sign, holder=holder, beat=self._sign.beat + 1)
             self._store.replace(self._name, self._sign.to_json())
 
@@ -207,7 +246,7 @@ class Lease:
 
     def _refresh(self) -> None:
         while not self._ended.wait(REFRESH_SECONDS):
-            with suppress(DatasetError), self._lock:  # the storage does not answer: others may see that as silence
+            with suppress(RollgenError), self._lock:  # the storage does not answer: others may see that as silence
                 if not self._is_ours():
                     return
                 self._sign = replace(self._sign, beat=self._sign.beat + 1)
@@ -221,6 +260,11 @@ class Lease:
         return sign.nonce == self._sign.nonce
 
 
+def taken(store: ObjectStore, name: str) -> ResumeRefused:
+    """What a writer is told whose name another one has that is alive."""
+    return ResumeRefused(f"{store.url}/{name}: another rollgen is writing this dataset; wait for it, or stop it")
+
+
 def lost(store: ObjectStore, name: str) -> ResumeRefused:
     """What a writer is told that was taken for dead."""
     return ResumeRefused(
@@ -228,6 +272,13 @@ def lost(store: ObjectStore, name: str) -> ResumeRefused:
         "another has gone on in its place; nothing that it makes from now on counts: continue with --resume when that "
         "one is done"
     )
+
+
+def _is_held(sign: Sign) -> bool:
+    """Whether the process of this machine that held this lock may do so still."""
+    if _start_of(sign.pid) != sign.started:
+        return False
+    return sign.pid != os.getpid() or sign.nonce in _held
 
 
 @cache

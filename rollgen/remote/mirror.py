@@ -1,7 +1,8 @@
 """The small files of a dataset in object storage, and their copies in a local directory.
 
-    shared         manifest, plan, retry lists, tokenizer: read and written in the start section, the manifest last
-    of a writer    its failures and logs, and the card: written whenever they have changed
+    shared         manifest, plan, retry lists, tokenizer, card: read and written in the start section; the manifest
+                   comes after what it vouches for
+    of a writer    its failures and logs: written whenever they have changed
     journal        objects of a few lines that never change, and the failures of others: only read
 
 Shards are not mirrored.
@@ -10,7 +11,6 @@ Shards are not mirrored.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Final
@@ -28,12 +28,12 @@ from rollgen.format.schema import (
     RETRY_FILES,
     TOKENIZER_DIR,
 )
-from rollgen.remote.objects import ObjectStore
+from rollgen.remote.objects import ObjectStore, for_each
 
-THREADS: Final = 16
-"""Requests at a time: what they take is mostly waiting."""
 _SHARED: Final = (PLAN_FILE, RETRY_FILES, f"{TOKENIZER_DIR}/*")
 _JOURNALS: Final = f"{JOURNAL_DIR}/*.jsonl"
+_UNCHANGING: Final = f"{JOURNAL_DIR}/*-*.jsonl"
+"""Journal objects: no writer's name has a hyphen."""
 _PULLED: Final = (*_SHARED, CARD_FILE, _JOURNALS, f"{FAILURES_DIR}/*.jsonl")
 
 _State = tuple[int, int] | None
@@ -59,28 +59,43 @@ class Mirror:
         This writer's failures stay where they go on from what is there, and so do logs: an attempt that was killed had
         not sent the last of them. Shards stay too.
         """
-        wanted = [name for name in names if _matches(name, _PULLED)]
+        wanted = {name for name in names if _matches(name, _PULLED)}
         for name in [*self._local((*OWN_FILES, ".tmp-*"))]:
             if name not in wanted and not _matches(name, (f"{DATA_DIR}/part-*", f"{LOGS_DIR}/*", self._failures)):
                 (self._directory / name).unlink(missing_ok=True)
-        self._fetch(wanted)
+        self._fetch(name for name in wanted if not (name in self._known and _matches(name, (_UNCHANGING,))))
         self._pull_manifest()
 
     def pull_shared(self) -> None:
-        """The same for the manifest and what it vouches for, if it has changed, and for commits that are new."""
+        """The same for the manifest and what it vouches for, if it has changed, for new commits, and for the card."""
         before = self._manifest
         self._pull_manifest()
         names = [name for name in self._store.list(JOURNAL_DIR) if not (self._directory / name).exists()]
         wanted = [name for name in names if _matches(name, (_JOURNALS,))]
+        if self._store.exists(CARD_FILE):
+            wanted.append(CARD_FILE)
         if self._manifest != before:
             wanted += [name for name in self._store.list() if _matches(name, _SHARED)]
         self._fetch(wanted)
 
     def push_shared(self) -> None:
-        """Send the manifest, if it has changed, after what it vouches for.
+        """Send the manifest, if it has changed, after what it vouches for; the card, too.
 
         Raises ResumeRefused when the dataset has got its first manifest from somebody else.
         """
+        self._push_manifest()
+        self._send(self._local((CARD_FILE,)))
+
+    def push_own(self) -> None:
+        """Send this writer's failures and logs, as far as they have changed."""
+        self._send(self._local((self._failures, self._logs)))
+
+    def forget(self) -> None:
+        """The store has been emptied."""
+        self._manifest = None
+        self._known.clear()
+
+    def _push_manifest(self) -> None:
         path = self._directory / MANIFEST_FILE
         content = path.read_bytes() if path.exists() else None
         if content is None or content == self._manifest:
@@ -92,15 +107,6 @@ class Mirror:
             raise ResumeRefused(f"{self._store.url}: another rollgen started here at the same time; use --resume")
         self._manifest = content
 
-    def push_own(self) -> None:
-        """Send this writer's failures and logs, and the card, as far as they have changed."""
-        self._send(self._local((self._failures, self._logs, CARD_FILE)))
-
-    def forget(self) -> None:
-        """The store has been emptied."""
-        self._manifest = None
-        self._known.clear()
-
     def _pull_manifest(self) -> None:
         path = self._directory / MANIFEST_FILE
         self._manifest = None
@@ -111,8 +117,7 @@ class Mirror:
             path.unlink(missing_ok=True)
 
     def _fetch(self, names: Iterable[str]) -> None:
-        with ThreadPoolExecutor(THREADS) as threads:
-            list(threads.map(self._fetch_one, names))
+        for_each(self._fetch_one, names)
 
     def _fetch_one(self, name: str) -> None:
         path = self._directory / name

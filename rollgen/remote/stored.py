@@ -7,11 +7,9 @@ that and no more. Row groups are kept in a `PartCache`, columns of all row group
 
 from __future__ import annotations
 
-import hashlib
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,14 +31,11 @@ from rollgen.format.reader import (
 from rollgen.format.schema import DATA_DIR, JOURNAL_DIR, MANIFEST_FILE, retry_file
 from rollgen.remote.cache import PartCache
 from rollgen.remote.lease import State, Watch, writer_of_lock
-from rollgen.remote.objects import ObjectStore
+from rollgen.remote.objects import ObjectStore, for_each
 from rollgen.remote.partial import Part, fetch_footer, fetch_part
 
-THREADS: Final = 16
-"""Requests at a time, where there are many small ones: they mostly wait."""
 _JOURNAL: Final = re.compile(rf"{JOURNAL_DIR}/[^/\0]+\.jsonl")
 """A name in the storage may be anything, also one that leads out of a directory."""
-_PIECE_BYTES: Final = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +71,7 @@ class RemoteShard(StoredShard):
         """Of the whole object: as the journal has it, or read through."""
         if self.line is not None:
             return self.line.sha256
-        sha256 = hashlib.sha256()
-        for start in range(0, self.size, _PIECE_BYTES):
-            stop = min(start + _PIECE_BYTES, self.size)
-            sha256.update(self.store.read_range(self.path.as_posix(), start, stop))
-        return sha256.hexdigest()
+        return self.store.sha256(self.path.as_posix(), self.size)
 
     def drop_copy(self) -> bool:
         """Forget the part in the cache; False when there is none."""
@@ -152,12 +143,12 @@ def remote_dataset(store: ObjectStore, cache: PartCache) -> Iterator[StoredDatas
 def remote_writers(store: ObjectStore, note: Callable[[str], None]) -> frozenset[str]:
     """Names of the writers that are alive now, as `live_writers` has those of a directory.
 
-    Where a lock does not tell, it is watched for a minute at most; `note` says so before. Locks of files, in a dataset
-    that was copied here, are nobody's.
+    Where a lock does not tell, because its writer may have died lately, it is watched for a minute at most; `note` says
+    so before. Locks of files, in a dataset that was copied here, are nobody's.
     """
     watch = Watch(store)
     locks = {name: writer for name in store.list(JOURNAL_DIR) if (writer := writer_of_lock(name))}
-    signs = [name for name in locks if watch.look(name)[1].host]
+    signs = [name for name in locks if watch.look(name)[1].host]  # all at once: waiting for one is waiting for all
     return frozenset(locks[name] for name in signs if watch.settle(name, note)[0] is State.ALIVE)
 
 
@@ -199,8 +190,7 @@ def _copy_journal(store: ObjectStore, sizes: dict[str, int], directory: Path) ->
     def copy(name: str) -> None:
         (directory / name).write_bytes(store.read_range(name, 0, sizes[name]))
 
-    with ThreadPoolExecutor(THREADS, "rollgen-remote") as threads:
-        list(threads.map(copy, filter(_JOURNAL.fullmatch, sizes)))
+    for_each(copy, filter(_JOURNAL.fullmatch, sizes))
 
 
 @contextmanager

@@ -14,7 +14,7 @@ Everything works in `workspace.directory` as in any dataset directory, with the 
 
 What cannot be sent stays in the workspace, and goes with the next commit or the next start on this machine. A start
 takes the writer's lock (`lease.py`), sees to what others have left (`arrival.py`), and then resumes as ever; an end
-sends the failures, logs and card, and removes the workspace unless shards wait in it. A plain copy of all objects is a
+sends the failures and logs, and removes the workspace unless shards wait in it. A plain copy of all objects is a
 dataset directory.
 """
 
@@ -23,7 +23,6 @@ from __future__ import annotations
 import fcntl
 import fnmatch
 import hashlib
-import os
 import shutil
 import tempfile
 from collections import deque
@@ -36,25 +35,25 @@ from uuid import uuid4
 
 from rollgen.errors import DatasetError, MissingFile, ResumeRefused, UsageError
 from rollgen.format.commit import WHOLE, Fetched, Holder, Part
-from rollgen.format.journal import RECORD_FILE, JournalLine, list_shards, read_journal
+from rollgen.format.journal import RECORD_FILE, JournalLine, list_shards, read_journal, shard_name
 from rollgen.format.jsonlines import encode_line
 from rollgen.format.layout import OWN_FILES
 from rollgen.format.reader import check_size
 from rollgen.format.schema import DATA_DIR, JOURNAL_DIR, MANIFEST_FILE
 from rollgen.remote.arrival import Arrival, foreign_objects, journal_object
-from rollgen.remote.lease import SECTION_LOCK, Lease, State, Watch, lock_name, lost
-from rollgen.remote.mirror import THREADS, Mirror
-from rollgen.remote.objects import ObjectStore
+from rollgen.remote.cache import cache_directory
+from rollgen.remote.lease import SECTION_LOCK, Lease, State, Watch, lock_name, lost, writer_of_lock
+from rollgen.remote.mirror import Mirror
+from rollgen.remote.objects import THREADS, ObjectStore
 from rollgen.remote.partial import fetch_columns
 
 _FOLDER: Final = "workspaces"
 
 
 def workspace_directory(url: str, writer: str) -> Path:
-    """Where a writer of this dataset works, on this machine."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    """Where a writer of this dataset works, on this machine. Raises UsageError where nobody knows our home."""
     key = hashlib.sha256(f"{url.rstrip('/')}\n{writer}".encode()).hexdigest()[:32]
-    return Path(base) / "rollgen" / _FOLDER / key
+    return cache_directory(_FOLDER) / key
 
 
 @contextmanager
@@ -76,8 +75,8 @@ class Workspace:
     """A writer's place in a dataset in object storage. Use as a context manager; see `format.commit.Remote`.
 
     With `clean`, what is there will be replaced. `note` is told what a user should know. Raises UsageError for a URL
-    that cannot be reached, written, or used because other objects are there; ResumeRefused when a writer is alive that
-    makes some of the same prompts; DatasetError for a damaged journal.
+    that cannot be reached, written, or used because other objects are there, and for a workspace that cannot be made;
+    ResumeRefused when a writer is alive that makes some of the same prompts; DatasetError for a damaged journal.
     """
 
     def __init__(
@@ -101,24 +100,36 @@ class Workspace:
         self._watch = Watch(self._store)
         self._lease = Lease(self._store, lock_name(writer), Holder(part, uuid4().hex), self._watch)
         self._mirror = Mirror(self._store, self.directory, writer)
-        self._others: dict[str, Holder] = {}
         self._fences: frozenset[str] = frozenset()
+        self._entered: Lease | None = None
+        """The start section, while it is ours."""
         self._local_lock: IO[bytes] | None = None
 
     def __enter__(self) -> Self:
         with ExitStack() as on_error:
             on_error.callback(self._unlock)
             self._lock()
+            arrival = Arrival(
+                self._store,
+                self.directory,
+                self._writer,
+                self._part,
+                self._mirror,
+                self._watch,
+                self._note,
+                clean=self._clean,
+            )
             with _as_usage():
                 _check(self.url, self._store.list(), clean=self._clean)
-                state = self._lease.acquire(self._note)
-            on_error.callback(self._lease.release)
-            with self._section():
-                arrival = Arrival(
-                    self._store, self.directory, self._writer, self._part, self._mirror, self._watch, self._note
-                )
+                arrival.await_others()
+            with ExitStack() as section:
+                with _as_usage():
+                    section.enter_context(self._section())
+                    state = self._lease.acquire(self._note)
+                    on_error.callback(self._lease.release)
+                    self._lease.prove()
                 self.next_number = arrival.settle(silent=state is State.SILENT)
-            self._others, self._fences = arrival.others, arrival.fences
+            self._fences = arrival.fences
             on_error.pop_all()
         return self
 
@@ -138,21 +149,35 @@ class Workspace:
     def section(self) -> Iterator[None]:
         """The start section of all writers: what they have changed is here in it, and what is changed in it is sent.
 
-        Nothing is sent when the block is left by an exception.
+        Nothing is sent when the block is left by an exception. Raises ResumeRefused when another process has gone on
+        under this writer's name: nothing is changed then.
         """
         with self._section() as section:
+            self._lease.check()
             self._mirror.pull_shared()
-            yield
+            self._entered = section
+            try:
+                yield
+            finally:
+                self._entered = None
             section.check()
             self._mirror.push_shared()
 
     def others(self) -> dict[str, Holder]:
-        """The other writers that are alive, or may be."""
-        looks = {writer: self._watch.look(lock_name(writer)) for writer in self._others}
-        return {writer: sign.holder for writer, (state, sign) in looks.items() if state in (State.ALIVE, State.UNKNOWN)}
+        """The other writers that are alive, or may be.
+
+        One that would keep our plan from growing is waited for, until it is known to be alive.
+        """
+        locks = {name: writer for name in self._store.list(JOURNAL_DIR) if (writer := writer_of_lock(name))}
+        looks = {name: self._watch.look(name) for name, writer in locks.items() if writer != self._writer}
+        for name, (state, sign) in looks.items():
+            if state is State.UNKNOWN and self._differs(sign.holder):
+                looks[name] = self._watch.settle(name, self._note)
+        alive = (State.ALIVE, State.UNKNOWN)
+        return {locks[name]: sign.holder for name, (state, sign) in looks.items() if state in alive}
 
     def declare(self, holder: Holder) -> None:
-        """Say this of the writer, in its lock."""
+        """Say this of the writer, in its lock. Raises as `section` does."""
         self._lease.say(holder)
 
     def commit(self, line: JournalLine) -> None:
@@ -164,6 +189,7 @@ class Workspace:
         self._lease.check()
         self._mirror.push_own()
         path = self.directory / DATA_DIR / line.file
+        assert line.retired or line.file == shard_name(self._writer, self.next_number)
         if not line.retired:
             self._store.upload(path, f"{DATA_DIR}/{line.file}", line.sha256)
         if not self._store.create(journal_object(self._writer, self.next_number), encode_line(line)):
@@ -173,9 +199,15 @@ class Workspace:
             path.unlink()
 
     def clear(self) -> None:
-        """Remove the dataset and nothing else, the manifest first. Numbers go on, as the fences of others do."""
+        """Remove the dataset and nothing else, the manifest first. Numbers go on, as the fences of others do.
+
+        In the start section. Raises ResumeRefused when it, or this writer's name, is another process's by now.
+        """
+        assert self._entered is not None
         names = self._store.list()
         for pattern in OWN_FILES:
+            self._entered.check()
+            self._lease.check()
             for name in fnmatch.filter(names, pattern):
                 if name not in self._fences:
                     self._store.delete(name)
@@ -219,6 +251,11 @@ class Workspace:
         fetch_columns(self._store, line, columns, path)
         return path
 
+    def _differs(self, other: Holder) -> bool:
+        """Whether another writer works by another plan than this one."""
+        plans = {self._lease.holder.plan_sha256, other.plan_sha256}
+        return len(plans) == 2 and None not in plans
+
     @contextmanager
     def _section(self) -> Iterator[Lease]:
         lease = Lease(self._store, SECTION_LOCK, Holder(self._part, uuid4().hex), self._watch)
@@ -230,17 +267,22 @@ class Workspace:
 
     def _lock(self) -> None:
         """Make the workspace this process's own: what another one works with must not be tidied."""
-        self.directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._local_lock = self.directory.with_suffix(".lock").open("ab")
         try:
+            self.directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._local_lock = self.directory.with_suffix(".lock").open("ab")
             fcntl.flock(self._local_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for name in ("", DATA_DIR, JOURNAL_DIR):
+                (self.directory / name).mkdir(mode=0o700, exist_ok=True)
+            (self.directory / lock_name(self._writer)).touch()  # by which a directory is known as a run's
         except BlockingIOError:
             raise ResumeRefused(
                 f"{self.url}: another rollgen on this machine is writing this dataset; wait for it, or stop it"
             ) from None
-        for name in ("", DATA_DIR, JOURNAL_DIR):
-            (self.directory / name).mkdir(mode=0o700, exist_ok=True)
-        (self.directory / lock_name(self._writer)).touch()  # by which a directory is known as a run's
+        except OSError as error:
+            raise UsageError(
+                f"{error.filename or self.directory}: cannot keep there what is to be sent: {error.strerror}; name "
+                "another place in XDG_CACHE_HOME"
+            ) from None
 
     def _leave(self) -> None:
         """Remove the workspace, unless it holds what is nowhere else."""

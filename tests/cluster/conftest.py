@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,14 @@ class RayRuns:
         self._model = model
         self.reporter = Recorder()
 
-    def __call__(self, engine: str = "healthy", *, resume: bool = False, **settings: Any) -> RunStats:
+    def __call__(
+        self,
+        engine: str = "healthy",
+        *,
+        resume: bool = False,
+        given_up: Callable[[], bool] = lambda: False,
+        **settings: Any,
+    ) -> RunStats:
         """Run to the end."""
         self.reporter = Recorder()
         config = RunConfig.model_validate(
@@ -59,7 +66,7 @@ class RayRuns:
             config,
             self.out,
             reporter=self.reporter,
-            make_crew=partial(RayCrew, make_engine=f"models.cluster_engines:{engine}"),
+            make_crew=partial(RayCrew, make_engine=f"models.cluster_engines:{engine}", given_up=given_up),
             resume=resume,
         )
 

@@ -9,9 +9,9 @@ import sys
 import psutil
 import pytest
 
-from rollgen.cluster.connect import connect, gpus_per_replica, room_note
+from rollgen.cluster.connect import connect, gpus_per_replica, reserved, room_note
 from rollgen.config import RunConfig
-from rollgen.errors import UsageError
+from rollgen.errors import EngineError, UsageError
 
 pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning:ray.*"), pytest.mark.xdist_group("ray")]
 """One after the other: clusters of one machine would see each other."""
@@ -27,13 +27,20 @@ def test_no_cluster_here() -> None:
     """In a process of its own, where none has been joined. Ray looks for one among all processes of the machine."""
     if any(process.name() == "gcs_server" for process in psutil.process_iter()):
         pytest.skip("a Ray cluster runs here")
-    program = "from rollgen.cluster.connect import connect; connect('auto')"
+    program = "\n".join(
+        (
+            "from rollgen.cluster.connect import connect",
+            "from rollgen.errors import UsageError",
+            "try: connect('auto')",
+            "except UsageError as error: print(error)",
+        )
+    )
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     ended = subprocess.run(
-        [sys.executable, "-c", program], env=environment | {"RAY_TMPDIR": "/tmp/none"}, capture_output=True
+        [sys.executable, "-c", program], env=environment | {"RAY_TMPDIR": "/tmp/none"}, capture_output=True, text=True
     )
-    assert b"UsageError: --ray auto: Could not find any running Ray instance" in ended.stderr
-    assert b"start a cluster with `ray start --head`" in ended.stderr
+    assert "--ray auto: Could not find any running Ray instance" in ended.stdout, "and standard output is put back"
+    assert "start a cluster with `ray start --head`" in ended.stdout
 
 
 def test_a_cluster_that_was_joined_before_is_not_left(local_ray: None) -> None:
@@ -69,6 +76,35 @@ def test_more_gpus_than_any_node_has(local_ray: None, settings: dict[str, int], 
     """Ray would wait for ever."""
     with pytest.raises(UsageError, match=message):
         gpus_per_replica(RunConfig.model_validate(settings))
+
+
+def test_room_for_one_is_waited_for(
+    local_ray: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another job has one of four GPUs: said once, and whoever waits can give up. Then there is room, and again."""
+    import ray
+
+    monkeypatch.setattr("rollgen.cluster.connect.PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("rollgen.cluster.connect.POLL_SECONDS", 0.2)
+    other = ray.remote(num_gpus=1)(Job).remote()
+    ray.get(other.begin.remote())
+    looks = iter([False, False, True])
+    with pytest.raises(EngineError, match="interrupted"), reserved(4, lambda: next(looks)):
+        pass
+    [record] = caplog.records
+    assert "a replica takes 4 GPUs of one node, and of all 4 3 are free now" in record.message
+    ray.kill(other)
+    for _ in range(2):
+        with reserved(4, lambda: False) as room:
+            ours = ray.remote(num_gpus=4, scheduling_strategy=room, num_cpus=0.25)(Job).remote()
+            ray.get(ours.begin.remote())
+
+
+class Job:
+    """Of somebody else, or ours."""
+
+    def begin(self) -> None:
+        """It has its GPUs."""
 
 
 def test_room(local_ray: None) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 from typing import Any
@@ -56,17 +57,15 @@ def test_every_sample_is_stored_once(ray_runs: Any) -> None:
 
 
 def test_failures_are_recorded_and_owed_to_the_next_attempt(ray_runs: Any) -> None:
-    """One sample of 60 fails: exit 3, one failure line; the next attempt makes it."""
+    """One sample of 60 fails: exit 3, one failure line; no other attempt of this one."""
     stats = ray_runs("failing")
-    assert (stats.stored, stats.failed, stats.exit_code) == (59, 1, 3)
+    assert (stats.stored, stats.failed, stats.owed, stats.exit_code) == (59, 1, 1, 3)
     [failure] = read_failures(ray_runs.out)
     assert (failure.prompt_index, failure.sample_index, failure.stage, failure.error) == (
         *FAILING,
         "engine",
         "does not fit",
     )
-    assert ray_runs(resume=True).stored == 1
-    check_whole(ray_runs.out)
 
 
 def test_a_dead_engine_is_started_again(ray_runs: Any) -> None:
@@ -102,9 +101,39 @@ def test_a_refusal_where_it_would_run_leaves_no_directory(ray_runs: Any) -> None
     assert not ray_runs.out.exists()
 
 
+def test_who_gives_up_has_a_crew_no_more(ray_runs: Any) -> None:
+    """While the engine is looked at, which takes too long: nothing is made."""
+    with pytest.raises(EngineError, match="interrupted while the cluster was waited for"):
+        ray_runs("endless", given_up=lambda: True)
+    assert not ray_runs.out.exists()
+
+
+def test_a_crew_that_nobody_has_leaves_the_cluster(ray_runs: Any, runs: Any) -> None:
+    """The process joins it, makes a crew and loses it: Ray is shut down, and standard output is put back."""
+    program = textwrap.dedent(
+        f"""
+        import ray
+        from pathlib import Path
+        from rollgen.cluster.crew import RayCrew
+        from rollgen.config import RunConfig
+        from rollgen.preflight import plan_run
+
+        config = RunConfig(model={str(runs.model)!r}, ray={ray.get_runtime_context().gcs_address!r}, replicas=2)
+        preflight = plan_run([Path({str(runs.prompts)!r})], config, Path({str(ray_runs.out)!r}))
+        crew = RayCrew(preflight, make_engine="models.cluster_engines:healthy")
+        assert ray.is_initialized()
+        print("to standard error")
+        del crew
+        print(ray.is_initialized())
+        """
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ended.stdout == "False\n"
+
+
 def test_interrupted_then_killed_then_continued(ray_runs: Any, runs: Any) -> None:
     """SIGTERM commits what is finished, kill -9 of the driver loses no shard, a third attempt makes just the rest."""
-    n, out = 20, ray_runs.out
+    n, out = 10, ray_runs.out
     first = start(runs, out, n)
     wait_for_lines(out, 1, first)
     first.send_signal(signal.SIGTERM)

@@ -17,6 +17,11 @@ from rollgen.rollouts import Prompt, Sampling
 SETTINGS = {"temperature": 0.75, "top_k": 6, "top_p": 0.9, "min_p": 0.01, "max_tokens": 8}
 
 
+def decode(token_ids: np.ndarray) -> str:
+    """Like tokenizers, which raise OverflowError for a negative id."""
+    return " ".join(str(int.from_bytes(int(token).to_bytes(4))) for token in token_ids)
+
+
 @pytest.fixture
 def server() -> Iterator[FakeServer]:
     """A server with masks, on a port of its own."""
@@ -42,7 +47,7 @@ def make_engine(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> Callable
             capture_wanted=capture,  # type: ignore[arg-type]
             untruncated=untruncated,  # type: ignore[arg-type]
             replayable=True,
-            decode=lambda token_ids: " ".join(map(str, token_ids)),
+            decode=decode,
             dtype="bfloat16",
         )
 

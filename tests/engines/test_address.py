@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rollgen.engines.address import parse_address, read_api_key, redacted
+from rollgen.engines.address import DEFAULT_KEY_VARIABLE, check_key_variable, parse_address, read_api_key, redacted
 from rollgen.errors import UsageError
 
 
@@ -46,6 +46,9 @@ def test_authorization() -> None:
         ("http://host?token=secret", None, "without it"),
         ("http://host#secret", None, "without it"),
         ("http://me:secret@host", "secret", "leave one out"),
+        ("http://me:12/secret@host", None, "'host' is no URL"),
+        ("http://me:12?secret@host", None, "'host' is no URL"),
+        ("http://me:12#secret@host", None, "'host' is no URL"),
     ],
 )
 def test_refused(given: str, api_key: str | None, problem: str) -> None:
@@ -59,7 +62,16 @@ def test_api_key() -> None:
     """Of an environment variable, without the space around it; nothing is no key."""
     assert read_api_key("K", {"K": " key\n"}) == "key"
     assert read_api_key("K", {"K": ""}) is None
-    assert read_api_key("K", {}) is None
+    assert read_api_key(DEFAULT_KEY_VARIABLE, {}) is None
     with pytest.raises(UsageError, match="environment: K") as caught:
         read_api_key("K", {"K": "s3cr3t\nk3y"})
     assert "3" not in str(caught.value)
+
+
+@pytest.mark.parametrize("given", ["sk-s3cr3t", "s3cr3t", "", "3K", "K ", "K\n", "K=s3cr3t", "\u00c4"])
+def test_no_variable(given: str) -> None:
+    """The key itself by mistake, what no variable is called, and one that is not set: not repeated."""
+    for check in (check_key_variable, read_api_key):
+        with pytest.raises(UsageError, match="--api-key-env: expected the name of an environment variable") as caught:
+            check(given, {"K": "key", "sk-s3cr3t": "1"})
+        assert "s3cr3t" not in str(caught.value)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from rollgen.engines.base import Extras, SampleRequest
-from rollgen.engines.extras import read_experts, read_versions
+from rollgen.engines.extras import read_experts, read_layout, read_versions
 from rollgen.engines.outputs import completion_of, read_outputs
 from rollgen.errors import CaptureError
 from rollgen.format.invariants import find_problem
@@ -73,9 +73,9 @@ WRONG_EXPERTS: dict[str, tuple[Any, str]] = {
     "no base64": ("%%%%", "neither a .npy file nor raw int32 in base64"),
     "raw bytes of no int32": (base64_of(b"abcde"), "neither a .npy file nor raw int32 in base64"),
     "cut .npy": (npy(EXPERTS.astype(np.uint8))[:-8], "neither a .npy file nor raw int32 in base64"),
-    "pickled": (npy(np.array([{}], object), allow_pickle=True), "a .npy file of object, not of whole numbers"),
-    "floats": (npy(EXPERTS.astype(np.float16)), "a .npy file of float16, not of whole numbers"),
-    "Fortran order": (npy(np.asfortranarray(EXPERTS)), "not of whole numbers in C order"),
+    "pickled": (npy(np.array([{}], object), allow_pickle=True), "not a .npy file of whole numbers in C order"),
+    "floats": (npy(EXPERTS.astype(np.float16)), "not a .npy file of whole numbers in C order"),
+    "Fortran order": (npy(np.asfortranarray(EXPERTS)), "not a .npy file of whole numbers in C order"),
     "far too long": ("A" * 4_000, "routed experts are 4000 characters of base64, more than 12 numbers take"),
 }
 
@@ -93,6 +93,44 @@ def test_a_header_cannot_ask_for_memory() -> None:
     np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": (1 << 60,)})
     with pytest.raises(CaptureError, match=r"neither a \.npy file"):
         read_experts(base64_of(file.getvalue() + b"0" * 12), 3, LAYOUT)
+
+
+def header(text: bytes) -> str:
+    """A .npy file with this header and 12 bytes."""
+    return base64_of(b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + bytes(12))
+
+
+HEADERS = {
+    "empty": "",
+    "magic alone": base64_of(b"\x93NUMPY"),
+    "a zip file": base64_of(b"PK\x03\x04" + bytes(40)),
+    "an open bracket": header(b"{'descr': ("),
+    "nested": header(b"-" * 900 + b"1\n"),
+    "more than a machine's number": header(
+        b"{'descr': '|u1', 'fortran_order': False, 'shape': (%d, 2, 2), }\n" % 2**70
+    ),
+    "negative": header(b"{'descr': '|u1', 'fortran_order': False, 'shape': (-1, 2, 2), }\n"),
+    "structured": header(b"{'descr': [('a', '|u1')], 'fortran_order': False, 'shape': (3, 2, 2), }\n"),
+    "Python 2": header(b"{'descr': '|u1', 'fortran_order': False, 'shape': (3L, 2L, 2L), }\n"),
+    "version 2": base64_of(b"\x93NUMPY\x02\x00" + bytes(40)),
+}
+
+
+@pytest.mark.parametrize("text", HEADERS.values(), ids=HEADERS)
+def test_broken_files(text: str) -> None:
+    """Are refused in one way, by a probe and for a sample: numpy raises EOFError, BadZipFile, TokenError, and warns."""
+    with pytest.raises(CaptureError, match="routed experts"):
+        read_layout(text)
+    with pytest.raises(CaptureError, match="routed experts"):
+        read_experts(text, 3, LAYOUT)
+
+
+def test_layout() -> None:
+    """Of a file's shape; of raw numbers and of other than three dimensions it cannot be known."""
+    assert read_layout(npy(EXPERTS.astype(np.uint8))) == RoutedExperts(layers=2, top_k=2, experts=None)
+    for text in (npy(EXPERTS[0]), npy(EXPERTS[:, :0]), base64_of(EXPERTS.astype("<i4").tobytes()), "%"):
+        with pytest.raises(CaptureError, match=r"no \.npy file of whole numbers in three dimensions"):
+            read_layout(text)
 
 
 def test_experts_of_an_unknown_number_are_bounded_by_the_column() -> None:
@@ -124,6 +162,10 @@ def test_versions_in_every_shape(value: Any, expected: WeightVersions) -> None:
     assert {type(start) for start in found.starts} == {int}
 
 
+NESTED: list[Any] = []
+"""Too deep to be shown."""
+for _ in range(1000):
+    NESTED = [NESTED]
 WRONG_VERSIONS: dict[str, tuple[Any, str]] = {
     "none": (None, "the output has none: vLLM returns them from 0.32 on"),
     "no spans": ([], "the weight versions are of 0 tokens, but there are 3"),
@@ -133,9 +175,11 @@ WRONG_VERSIONS: dict[str, tuple[Any, str]] = {
     "a gap": ([span("a", 0, 1), span("b", 2, 3)], "not of one stretch of tokens after the other"),
     "an empty span": ([span("a", 0, 0), span("b", 0, 3)], "not of one stretch of tokens after the other"),
     "no end": ([span("a", 0, None)], "not of one stretch of tokens after the other"),
-    "a number": ([span(7, 0, 3)], "the weight version 7 is no text"),
-    "an empty version": ([span("", 0, 3)], "the weight version '' is no text"),
-    "half a surrogate pair": ([span("\ud83d", 0, 3)], r"the weight version '\\ud83d' is no text"),
+    "a number": ([span(7, 0, 3)], "the weight version of token 0 is no text"),
+    "an empty version": ([span("", 0, 3)], "the weight version of token 0 is no text"),
+    "half a surrogate pair": ([span("\ud83d", 0, 3)], "the weight version of token 0 is no text"),
+    "a nested version": ([span(NESTED, 0, 3)], "the weight version of token 0 is no text"),
+    "a nested end": ([span("a", 0, NESTED)], "not of one stretch of tokens after the other"),
     "a mapping": ({"a": 3}, "the weight versions are dict, not a list of spans"),
 }
 

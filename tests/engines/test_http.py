@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 import math
 import time
 from collections.abc import Awaitable, Callable
@@ -13,10 +15,11 @@ import pytest
 from models import fake_server
 from models.fake_server import FakeServer, answers, breaks_off, disconnects, error, waits
 
-from rollgen.engines.base import RequestError, SampleRequest
+from rollgen.engines.base import Extras, RequestError, SampleRequest
 from rollgen.engines.http import MAX_TRIES, HttpEngine
 from rollgen.errors import CaptureError, EngineError, UnfitEngine
 from rollgen.format.invariants import find_problem
+from rollgen.format.manifest import RoutedExperts
 from rollgen.rollouts import Completion
 
 MakeEngine = Callable[..., HttpEngine]
@@ -195,6 +198,16 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], Any], type[Exception], str]] =
     "a mask too few": (lambda c: c["sampling_mask"].pop(), CaptureError, "sampling masks of"),
     "an empty mask": (lambda c: c["sampling_mask"][0].clear(), CaptureError, "empty sampling mask"),
     "no mask": (lambda c: c.update(sampling_mask=None), UnfitEngine, "no sampling mask"),
+    "a negative token": (
+        lambda c: c["token_ids"].__setitem__(0, -1),
+        CaptureError,
+        "a sampled id is outside the model's",
+    ),
+    "an unknown token": (
+        lambda c: c["token_ids"].__setitem__(0, 64),
+        CaptureError,
+        "a sampled id is outside the model's",
+    ),
     "an unknown id": (lambda c: c["sampling_mask"][0].append(64), CaptureError, "outside the model's vocabulary of 64"),
     "no logprobs": (lambda c: c.update(logprobs=None), UnfitEngine, "no logprobs"),
     "other logprobs": (lambda c: c["logprobs"]["content"][0].pop("token_id"), CaptureError, "too old"),
@@ -472,3 +485,23 @@ def test_login_in_the_url(server: FakeServer, make_engine: MakeEngine, make_requ
     sample(engine, make_request())
     assert headers == ["Basic bWU6c2VjcmV0"]
     assert str(engine.address) == server.url
+
+
+def test_only_what_is_stored_is_read(server: FakeServer, make_engine: MakeEngine, make_request: MakeRequest) -> None:
+    """Experts that could not be stored (of other tokens, or none recorded) harm no sample of a dataset without."""
+
+    def zeros(positions: int) -> str:
+        file = io.BytesIO()
+        np.save(file, np.zeros((positions, 2, 2), np.uint8))
+        return base64.b64encode(file.getvalue()).decode()
+
+    server.experts = zeros
+    engine = make_engine()
+    assert engine.extras == Extras(True, RoutedExperts(layers=2, top_k=2, experts=None))
+    engine.extras = Extras()
+    server.experts = lambda positions: zeros(positions + 1)
+    completion = sample(engine, make_request())
+    check(completion, make_request())
+    assert (completion.weight_versions, completion.routed_experts) == (None, None)
+    server.experts = zeros
+    check(sample(engine, make_request()), make_request())  # it is probed again, and offers what it did at first

@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from models.fake_server import FakeServer, answers
+from aiohttp import web
+from models.fake_server import VOCAB_SIZE, FakeServer, answers, waits
 
+from rollgen.config import RunConfig
 from rollgen.engines.base import Extras
-from rollgen.engines.http import HttpEngine, check_alike
+from rollgen.engines.http import HttpEngine, check_alike, connect
 from rollgen.engines.probe import parameters_of
 from rollgen.errors import EngineError, UsageError
 
 MakeEngine = Callable[..., HttpEngine]
+
+COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "capture_wanted": "auto",
+    "untruncated": "none",
+    "replayable": True,
+    "decode": str,
+    "dtype": "bfloat16",
+}
+"""Of the engines of one run."""
+
+
+def make_config(servers: list[FakeServer]) -> RunConfig:
+    """Of a run with these."""
+    return RunConfig(top_k=6, max_tokens=8, server=tuple(server.url for server in servers))
 
 
 @pytest.mark.parametrize(
@@ -123,6 +141,46 @@ def test_another_service(server: FakeServer, make_engine: MakeEngine) -> None:
         make_engine()
 
 
+@pytest.mark.parametrize("experts", ["", "%", "UEsDBA==", "k05VTVBZAQB2AHsn"])
+def test_unreadable_experts(server: FakeServer, make_engine: MakeEngine, experts: str) -> None:
+    """Nothing, no base64, the beginning of a zip file and of a .npy file."""
+    server.experts = lambda positions: experts
+    with pytest.raises(UsageError, match=f"{server.url}: routed experts are no .npy file"):
+        make_engine()
+
+
+HOSTILE = {
+    "NaN": '{"choices": [{"finish_reason": "stop", "token_ids": [1], "logprobs": NaN}]}',
+    "nested": '{"choices": ' + "[" * 1020 + "]" * 1020 + "}",
+    "a nested reason": '{"choices": [{"finish_reason": ' + "[" * 1000 + "]" * 1000 + "}]}",
+    "a nested stop reason": '{"choices": [{"finish_reason": "stop", "token_ids": [1], "logprobs": {"content": []}, '
+    '"stop_reason": ' + "[" * 1000 + "]" * 1000 + "}]}",
+    "nested masks": '{"choices": [{"finish_reason": "stop", "token_ids": [1], "logprobs": {"content": []}, '
+    '"sampling_mask": ' + "[" * 1000 + "]" * 1000 + "}]}",
+    "huge numbers": '{"choices": [{"finish_reason": "stop", "token_ids": [1e999, 1'
+    + "0" * 400
+    + '], "logprobs": {}}]}',
+    "a name twice": '{"choices": [{"finish_reason": "stop", "finish_reason": {}, "token_ids": [1]}]}',
+    "half a surrogate pair": '{"choices": [{"finish_reason": "stop", "stop_reason": "\\ud800", "token_ids": [1]}]}',
+    "no UTF-8": '{"choices": [{"finish_reason": "\udcff"}]}',
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+@pytest.mark.parametrize("status", [200, 400])
+def test_hostile_answers(server: FakeServer, make_engine: MakeEngine, text: str, status: int) -> None:
+    """Are one line, and never a traceback."""
+
+    async def fault(request: object) -> web.Response:
+        return web.Response(status=status, body=text.encode(errors="surrogateescape"), content_type="application/json")
+
+    server.faults = [fault]
+    with pytest.raises((UsageError, EngineError)) as caught:
+        make_engine()
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 1000
+
+
 def test_openai_logprobs(server: FakeServer, make_engine: MakeEngine) -> None:
     """Those of an older version have texts in place of ids."""
     logprobs = {"content": [{"token": "token_id:5", "logprob": -1.0, "top_logprobs": []}]}
@@ -145,3 +203,38 @@ def test_alike(server: FakeServer, make_engine: MakeEngine) -> None:
         check_alike([first, first])
         with pytest.raises(UsageError, match=f"{server.url} and {other.url} return different things"):
             check_alike([first, second])
+
+
+def test_probed_at_the_same_time(server: FakeServer) -> None:
+    """Three servers that take a second each for the first answer take no three; they keep their order."""
+    with FakeServer() as second, FakeServer() as third:
+        servers = [server, second, third]
+        for each in servers:
+            each.faults = [waits(1)]
+        started = time.monotonic()
+        engines = connect(make_config(servers), **COMMON)
+        assert time.monotonic() - started < 2.5
+        assert [str(engine.address) for engine in engines] == [each.url for each in servers]
+        third.scale_out = False
+        with pytest.raises(UsageError, match=f"{third.url}: .*--enable-scale-out"):
+            connect(make_config(servers), **COMMON)
+        third.scale_out, third.masks, third.max_logprobs = True, False, -1
+        with pytest.raises(UsageError, match=f"{server.url} and {third.url} return different things"):
+            connect(make_config(servers), **COMMON)
+
+
+@pytest.mark.parametrize(
+    ("affordable", "window"), [pytest.param(776, 384, id="all"), pytest.param(100, 46, id="few"), (1, 1)]
+)
+def test_windows_that_the_system_allows(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch, affordable: int, window: int
+) -> None:
+    """Two servers have 384 + 4 connections each: of 100 in all 46 + 4 are left to each, and a note says so."""
+    asked: list[int] = []
+    monkeypatch.setattr("rollgen.engines.http.afford", lambda wanted: asked.append(wanted) or affordable)
+    engines = connect(make_config([server, server]), **COMMON)
+    assert asked == [776]
+    assert [engine.window for engine in engines] == [window] * 2
+    notes = [note for engine in engines for note in engine.notes]
+    assert len(notes) == (window < 384)
+    assert all(f"384 requests in flight at each of 2 servers: it is {window} at each" in note for note in notes)

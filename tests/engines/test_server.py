@@ -61,6 +61,26 @@ def test_nobody_there(server: FakeServer) -> None:
         server.start()
 
 
+@pytest.mark.parametrize("path", ["/v1/models", "/version"])
+def test_an_endless_page(server: FakeServer, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    """Is not read to its end: no vLLM, or one of which no version is known."""
+    monkeypatch.setattr("rollgen.engines.wire.MAX_PAGE", 200)
+    server.long_page = path
+    if path == "/version":
+        assert describe([server.url], None).version == "unspecified"
+    else:
+        with pytest.raises(UsageError, match=f"{server.url}: /v1/models does not answer as vLLM's does"):
+            describe([server.url], None)
+
+
+@pytest.mark.parametrize("context", [0, -1, 2**31, 10**30])
+def test_impossible_contexts(server: FakeServer, context: int) -> None:
+    """Lengths that no prompt could have."""
+    server.max_model_len = context
+    with pytest.raises(UsageError, match="does not answer as vLLM's does"):
+        describe([server.url], None)
+
+
 def test_another_service(server: FakeServer) -> None:
     """A path below the server answers 404."""
     with pytest.raises(UsageError, match="is that the URL of a vLLM server"):

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import make_dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rollgen.config import RunConfig
+from rollgen.engines.base import Extras
 from rollgen.engines.extras import read_experts, read_versions
 from rollgen.engines.outputs import read_outputs
 from rollgen.format.manifest import RoutedExperts
@@ -95,3 +99,26 @@ def test_weights_and_experts() -> None:
     assert read_versions([vars(span) for span in spans], 4) == versions
     for value in (experts, numpy2base64(experts)):
         np.testing.assert_array_equal(read_experts(value, 4, layout), experts)
+
+
+@pytest.mark.parametrize("has_field", [True, False])
+def test_weight_versions_where_vllm_has_them(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, has_field: bool
+) -> None:
+    """An output of vLLM before 0.32 has no such field: a dataset that stores them is then not continued."""
+    from rollgen.engines import vllm
+
+    if not has_field:
+        monkeypatch.setattr(vllm, "CompletionOutput", make_dataclass("CompletionOutput", ["index", "text"]))
+    config = RunConfig(model=str(tiny_model), max_model_len=64, engine_arg={"kv_cache_memory_bytes": 1 << 26})
+    engine = vllm.VllmEngine(
+        config,
+        str(tiny_model),
+        vocab_size=512,
+        capture_wanted="logprobs",
+        untruncated="none",
+        replayable=True,
+        decode=str,
+        weight_versions=True,
+    )
+    assert engine.extras == Extras(weight_versions=has_field)

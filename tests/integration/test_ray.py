@@ -22,6 +22,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 PROMPTS, N = 60, 4
 """240 samples of 64 tokens."""
+MEMORY = ("--engine-arg", "kv_cache_memory_bytes=67108864")
 MARK = "MARK_OF_TEST_RAY"
 """Environment variable that tells our processes from all others: Ray's are in sessions of their own."""
 REPLICA = "ray::MapWorker"
@@ -34,7 +35,7 @@ def mark(rollgen: Any) -> Iterator[str]:
     """The command starts Ray in a short directory, since sockets have short names, and small engines."""
     scratch = tempfile.mkdtemp(prefix="ray", dir="/tmp")
     mark = uuid4().hex
-    rollgen.environment |= {MARK: mark, "RAY_TMPDIR": scratch, "VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1"}
+    rollgen.environment |= {MARK: mark, "RAY_TMPDIR": scratch, "OMP_NUM_THREADS": "1"}
     yield mark
     for pid in processes(mark):
         os.kill(pid, signal.SIGKILL)
@@ -48,52 +49,39 @@ def options(mark: str, tiny_model: Path, tmp_path: Path, write_prompts: Any) -> 
         tmp_path / "prompts.jsonl", [{"id": f"p{index}", "prompt": f"Number {index} is"} for index in range(PROMPTS)]
     )
     flags = ["--max-tokens", 64, "--sampling-arg", "ignore_eos=true", "--commit-interval", 0.5, "--n", N, "--json"]
-    model = ["--model", tiny_model, "--dtype", "float32", "--max-num-seqs", 8]
+    model = ["--model", tiny_model, "--dtype", "float32", "--max-num-seqs", 8, *MEMORY]
     return ["generate", prompts, "--out", tmp_path / "out", *model, "--ray", "local", *flags]
 
 
-def test_a_replica_and_an_engine_are_killed(
+def test_a_replica_its_engine_and_the_driver_are_killed(
     rollgen: Any, options: list[object], mark: str, tmp_path: Path, wait_for_shards: Any
 ) -> None:
-    """kill -9 of one replica, then of the other one's engine: both start again, nothing is lost or doubled."""
-    out = tmp_path / "out"
-    process = rollgen.start(*options, "--replicas", 2)
-    wait_for_shards(out, 1, process)
-    first, second = processes(mark, REPLICA)
-    os.kill(first, signal.SIGKILL)
-    wait_until_gone([pid for pid in processes(mark, ENGINE) if parent(pid) == first])
-    wait_for_shards(out, lines(out) + 1, process)
-    for pid in processes(mark, ENGINE):
-        if parent(pid) == second:
-            os.kill(pid, signal.SIGKILL)
-    stdout, stderr = process.communicate(timeout=600)
-    assert process.returncode == 0, stderr
-    summary = json.loads(stdout)
-    assert (summary["restarts"], summary["stored"], summary["failed"]) == (2, PROMPTS * N, 0)
-    assert "its process ended without a word" in stderr
-    assert re.search(r"vLLM's engine process died .*; the log of \S+ is /\S+\.err; Ray starts it again", stderr)
-    check_whole(rollgen, out)
-    wait_until_gone(processes(mark))
-
-
-def test_the_driver_is_killed_and_started_again(
-    rollgen: Any, options: list[object], mark: str, tmp_path: Path, wait_for_shards: Any
-) -> None:
-    """kill -9 of the command: Ray and the engine end, every shard stays, and --resume makes exactly the rest."""
+    """kill -9 of each in turn: the first two start again, and --resume with two replicas makes exactly the rest."""
     out = tmp_path / "out"
     process = rollgen.start(*options)
-    wait_for_shards(out, 2, process)
+    wait_for_shards(out, 1, process)
+    [replica] = processes(mark, REPLICA)
+    engines = [pid for pid in processes(mark, ENGINE) if parent(pid) == replica]
+    os.kill(replica, signal.SIGKILL)
+    wait_until_gone(engines)
+    wait_for_shards(out, lines(out) + 1, process)
+    [engine] = processes(mark, ENGINE)
+    os.kill(engine, signal.SIGKILL)
+    wait_until_gone([engine])
+    wait_for_shards(out, lines(out) + 2, process)  # one was finished when it died
     process.kill()
-    process.communicate()
+    _, stderr = process.communicate()
+    assert "its process ended without a word" in stderr
+    assert re.search(r"vLLM's engine process died .*; the log of \S+ is /\S+\.err; Ray starts it again", stderr)
     wait_until_gone(processes(mark))
     before = {path.name: path.read_bytes() for path in out.glob("data/part-*.parquet")}
 
-    process = rollgen.start(*options, "--resume")
+    process = rollgen.start(*options, "--resume", "--replicas", 2)
     stdout, stderr = process.communicate(timeout=600)
     assert process.returncode == 0, stderr
     summary = json.loads(stdout)
-    assert summary["stored_before"] > 0
-    assert summary["stored_before"] + summary["stored"] == PROMPTS * N
+    assert (summary["restarts"], summary["failed"]) == (0, 0)
+    assert 0 < summary["stored_before"] == PROMPTS * N - summary["stored"] < PROMPTS * N
     assert all((out / "data" / name).read_bytes() == content for name, content in before.items())
     check_whole(rollgen, out)
     wait_until_gone(processes(mark))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from typing import Final, NoReturn
 
 import ray
@@ -75,6 +76,12 @@ def poisoned(spec: EngineSpec) -> FakeEngine:
 def unloadable(spec: EngineSpec) -> FakeEngine:
     """Never starts."""
     return FakeEngine(window=WINDOW, start_error=EngineError("out of memory"))
+
+
+def endless(spec: EngineSpec) -> NoReturn:
+    """Takes for ever to be made."""
+    while True:
+        time.sleep(1)
 
 
 def refused(spec: EngineSpec) -> NoReturn:

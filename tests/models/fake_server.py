@@ -43,6 +43,11 @@ class FakeServer:
     is_metered: bool = True
     parameters: tuple[str, ...] | None = ("temperature", "min_tokens", "repetition_penalty")
     """The names that its schema has; None for no schema."""
+    vocab_size: int = VOCAB_SIZE
+    experts: Callable[[int], str | None] = lambda positions: None
+    """`routed_experts` of so many positions."""
+    long_page: str | None = None
+    """The path of a page of 1,000 bytes."""
     tied: int = 0
     """Ids that are equally likely, and more than all others."""
     healthy: bool = True
@@ -102,7 +107,7 @@ class FakeServer:
         if guarded and self.api_key and request.headers.get("Authorization") != f"Bearer {self.api_key}":
             return web.json_response({"error": "Unauthorized"}, status=401)
         answer: web.StreamResponse = await handler(request)
-        return answer
+        return web.Response(text=" " * 1000) if request.path == self.long_page else answer
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.Response(status=200 if self.healthy else 503)
@@ -152,7 +157,8 @@ class FakeServer:
             return error(400, f"{told}{self.max_logprobs}", param="logprobs")
         if self.masks and params["top_k"] <= 0:
             return error(500, "")
-        choice = sample(params, masks=self.masks, mode=self.mode, tied=self.tied)
+        choice = sample(params, masks=self.masks, mode=self.mode, tied=self.tied, vocab_size=self.vocab_size)
+        choice["routed_experts"] = self.experts(len(body["token_ids"]) + len(choice["token_ids"]) - 1)
         self.generated += len(choice["token_ids"])
         return web.json_response({"request_id": "generate-tokens-x", "model": self.model, "choices": [choice]})
 
@@ -163,7 +169,14 @@ def error(status: int, message: str, *, param: str | None = None) -> web.Respons
     return web.json_response({"error": told}, status=status)
 
 
-def sample(params: dict[str, Any], *, masks: bool, mode: str = "processed_logprobs", tied: int = 0) -> dict[str, Any]:
+def sample(
+    params: dict[str, Any],
+    *,
+    masks: bool,
+    mode: str = "processed_logprobs",
+    tied: int = 0,
+    vocab_size: int = VOCAB_SIZE,
+) -> dict[str, Any]:
     """A choice: as many tokens as the seed says, up to max_tokens."""
     rng = np.random.default_rng(params["seed"])
     tokens = min(params["max_tokens"], int(rng.integers(2, LONGEST + 1)))
@@ -178,11 +191,11 @@ def sample(params: dict[str, Any], *, masks: bool, mode: str = "processed_logpro
         "logprobs": {"content": []},
     }
     for _ in range(tokens):
-        logits = (2 * rng.normal(size=VOCAB_SIZE)).astype(np.float32)
+        logits = (2 * rng.normal(size=vocab_size)).astype(np.float32)
         logits[:tied] = 9.0
         processed = truncate(logits / np.float32(params["temperature"]), params)
         probabilities = np.exp(processed, dtype=np.float64)
-        token = int(rng.choice(VOCAB_SIZE, p=probabilities / probabilities.sum()))
+        token = int(rng.choice(vocab_size, p=probabilities / probabilities.sum()))
         told = processed if mode == "processed_logprobs" else log_softmax(logits)
         choice["token_ids"].append(token)
         choice["logprobs"]["content"].append(logprobs_of(token, told, params["logprobs"]))
@@ -196,7 +209,7 @@ def truncate(logits: np.ndarray, params: dict[str, Any]) -> np.ndarray:
     logprobs = log_softmax(logits)
     kept = logprobs >= logprobs.max() + np.log(params["min_p"] or 1e-30)
     if params["top_k"] > 0:
-        kept &= logprobs >= np.sort(logprobs)[-min(params["top_k"], VOCAB_SIZE)]
+        kept &= logprobs >= np.sort(logprobs)[-min(params["top_k"], len(logprobs))]
     order = np.argsort(-np.where(kept, logprobs, -np.inf), kind="stable")
     mass = np.exp(logprobs[order]) / np.exp(logprobs[kept]).sum()
     kept[order[np.cumsum(mass) - mass >= params["top_p"]]] = False

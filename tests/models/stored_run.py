@@ -39,7 +39,9 @@ class StorageFaults:
     steps: Path | None = None
     """File that gets a line for each step."""
     stop_before: str = ""
-    """The process stops (SIGSTOP) in front of the first step on an object with such a name."""
+    """The process stops (SIGSTOP) in front of the first step whose line in `steps` has this in it."""
+    passing: int = 0
+    """So many of these steps are taken before."""
     patience: float | None = None
     """Seconds after which a silent lock is that of a dead writer; beats come ten times as often."""
 
@@ -57,21 +59,22 @@ def rollgen(faults: StorageFaults) -> None:
 
 def _watch(faults: StorageFaults) -> None:
     taken = 0
-    stopped = False
+    met = 0
 
     def watched(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(real)
         def call(store: ObjectStore, *arguments: Any) -> Any:
-            nonlocal taken, stopped
+            nonlocal taken, met
             taken += 1
             place = str(arguments[1] if name in ("put", "upload") else arguments[0])
             step = f"{name} {place}"
             if faults.steps is not None:
                 with faults.steps.open("a") as file:
                     file.write(f"{step}\n")
-            if faults.stop_before and faults.stop_before in place and not stopped:
-                stopped = True
-                os.kill(os.getpid(), signal.SIGSTOP)
+            if faults.stop_before and faults.stop_before in step:
+                met += 1
+                if met == faults.passing + 1:
+                    os.kill(os.getpid(), signal.SIGSTOP)
             last = faults.kill_at in (taken, step)
             if last and not faults.after:
                 os.killpg(0, signal.SIGKILL)
@@ -135,6 +138,12 @@ class StoredRuns:
         assert not list(copy.rglob("*.lock"))
         self._program("verify", copy)
         return read_rows(copy)
+
+    def wait_until_stopped(self, running: Running) -> None:
+        """Until the process has come to `stop_before`."""
+        while Path(f"/proc/{running.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+            assert running.alive, running.output
+            time.sleep(0.05)
 
     def wait_for(self, name: str, running: Running) -> None:
         """Until the storage has an object of this name."""

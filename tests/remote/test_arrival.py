@@ -3,33 +3,41 @@
 from __future__ import annotations
 
 import hashlib
+import math
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
 
-from rollgen.errors import ResumeRefused
-from rollgen.format.commit import WHOLE, Holder, Part
+from rollgen.errors import ResumeRefused, Unreadable
+from rollgen.format.commit import WHOLE, Holder, Part, WriterSlot
 from rollgen.format.journal import JournalLine, list_shards, read_journal
 from rollgen.format.jsonlines import encode_line
+from rollgen.format.manifest import Manifest, create_manifest
+from rollgen.format.recovery import renumber
+from rollgen.format.writer import ShardWriter
 from rollgen.remote import lease
 from rollgen.remote.arrival import Arrival, foreign_objects, journal_object
-from rollgen.remote.lease import Sign, Watch
+from rollgen.remote.lease import Sign, State, Watch, _start_of
 from rollgen.remote.mirror import Mirror
 from rollgen.remote.objects import ObjectStore
 
 
 class Place:
-    """A dataset in memory, of which shards are a few bytes, and a writer's workspace."""
+    """A dataset in memory, of which most shards are a few bytes, and a writer's workspace."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, manifest: bytes) -> None:
         self.store = ObjectStore(f"memory://arrivals/{uuid4().hex}")
         self.directory = directory
         self.notes: list[str] = []
         for name in ("data", "journal"):
             (directory / name).mkdir(parents=True)
-        self.store.create("rollgen.json", b"{}")
+        self.store.create("rollgen.json", manifest)
 
     def commit(self, writer: str, number: int, content: bytes, *, shard: bool = True, line: bool = True) -> None:
         name = f"part-{writer}-{number:06d}.parquet"
@@ -47,7 +55,9 @@ class Place:
         sign = replace(Sign.of_this_process(Holder(part, "attempt")), host=host)
         self.store.replace(f"journal/{writer}.lock", sign.to_json())
 
-    def arrive(self, part: Part = WHOLE, *, silent: bool = False) -> tuple[int, dict[str, bytes], Arrival]:
+    def arrive(
+        self, part: Part = WHOLE, *, silent: bool = False, clean: bool = False
+    ) -> tuple[int, dict[str, bytes], Arrival]:
         """The next number, what waits in the end, and how it came to that."""
         arrival = Arrival(
             self.store,
@@ -57,14 +67,43 @@ class Place:
             Mirror(self.store, self.directory, "w0"),
             Watch(self.store),
             self.notes.append,
+            clean=clean,
         )
         number = arrival.settle(silent=silent)
         return number, {path.name: path.read_bytes() for path in list_shards(self.directory)}, arrival
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
+def stored(
+    tmp_path: Path, make_manifest: Callable[..., Manifest], make_completion: Callable[..., Any]
+) -> tuple[bytes, JournalLine, bytes]:
+    """A shard of one sample, what its writer would say of it, and the manifest of its dataset."""
+    directory, manifest = tmp_path / "made", make_manifest()
+    with WriterSlot(directory, "w9") as slot:
+        assert create_manifest(directory, manifest)
+        with ShardWriter(slot, manifest, commit_interval=math.inf) as writer:
+            writer.add(make_completion(0))
+    (line,) = writer.committed
+    return (directory / "data" / line.file).read_bytes(), line, (directory / "rollgen.json").read_bytes()
+
+
+@pytest.fixture
+def shard(stored: tuple[bytes, JournalLine, bytes]) -> bytes:
+    """A shard that is sound."""
+    return stored[0]
+
+
+@pytest.fixture
+def place(tmp_path: Path, stored: tuple[bytes, JournalLine, bytes]) -> Place:
+    return Place(tmp_path / "workspace", stored[2])
+
+
+@pytest.fixture
+def living() -> Iterator[int]:
+    """The number of a process of this machine, which lives."""
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    yield child.pid
+    child.communicate(b"\n")
 
 
 @pytest.fixture(autouse=True)
@@ -89,30 +128,91 @@ def test_what_waits_goes_on(place: Place) -> None:
 
 
 def test_what_waits_too_late(place: Place) -> None:
-    """Another machine has committed under this number. What comes after it may be of use: recovery will see."""
+    """Another machine has committed under this number. All that waits may be of use: recovery will see."""
     place.commit("w0", 0, b"of another machine")
     place.wait(0, b"zero")
     place.wait(1, b"one")
-    assert place.arrive()[:2] == (1, {"part-w0-000001.parquet": b"one"})
-    assert "are dropped: 1;" in place.notes[0]
+    assert place.arrive()[:2] == (1, {"part-w0-000001.parquet": b"zero", "part-w0-000002.parquet": b"one"})
 
 
-def test_sent_without_a_line(place: Place) -> None:
-    """Killed between the two: it is fetched, and keeps its number; if it is in the workspace too, that will do."""
+def test_what_waits_after_a_retirement(place: Place) -> None:
+    """Recovery has retired two shards, under the numbers of those that wait, and was killed: none of these is lost."""
+    for number, content in enumerate((b"zero", b"one", b"two")):
+        place.wait(number, content)
+    for number in range(2):
+        lost = JournalLine(f"part-w1-{number:06d}.parquet", 1, "", "", 1, 1, 1, retired=True)
+        place.store.create(journal_object("w0", number), encode_line(lost))
+    number, waiting, _ = place.arrive()
+    assert (number, [*waiting.values()]) == (2, [b"zero", b"one", b"two"])
+    assert [*waiting] == [f"part-w0-00000{number}.parquet" for number in (2, 3, 4)]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "first"),
+    [([1, 2, 3], 2), ([6, 7], 5), ([4, 9, 10], 8), ([8, 9, 20], 7), ([999_999, 1_000_000], 999_998)],
+)
+def test_renumbered(tmp_path: Path, numbers: list[int], first: int) -> None:
+    """Up, down or both: in order, and none is written over."""
+    for number in numbers:
+        (tmp_path / f"part-w0-{number:06d}.parquet").write_text(str(number))
+    assert [path.read_text() for path in renumber(tmp_path.iterdir(), "w0", first)] == [*map(str, numbers)]
+    assert {path.name for path in tmp_path.iterdir()} == {
+        f"part-w0-{first + index:06d}.parquet" for index in range(len(numbers))
+    }
+
+
+def test_sent_without_a_line(place: Place, stored: tuple[bytes, JournalLine, bytes]) -> None:
+    """Killed between the two: it gets the line that its writer would have written, and needs not wait any more."""
+    shard, line, _ = stored
     place.commit("w0", 0, b"zero")
-    place.commit("w0", 1, b"one", line=False)
-    assert place.arrive()[:2] == (1, {"part-w0-000001.parquet": b"one"})
-    assert place.arrive()[:2] == (1, {"part-w0-000001.parquet": b"one"})
-    assert journal_object("w0", 1) not in place.store.list()
+    place.commit("w0", 1, shard, line=False)
+    place.wait(1, shard)
+    place.wait(2, b"two")
+    assert place.arrive()[:2] == (2, {"part-w0-000002.parquet": b"two"})
+    assert read_journal(place.directory).committed["part-w0-000001.parquet"] == replace(
+        line, file="part-w0-000001.parquet"
+    )
+    assert not list((place.directory / "data").glob(".tmp-*"))
 
 
-def test_sent_by_another_machine_without_a_line(place: Place) -> None:
-    """Two shards of one number: the one in the store is fenced off, the one here goes on under the next number."""
-    place.commit("w0", 0, b"of another machine", line=False)
+def test_sent_by_another_machine_without_a_line(place: Place, shard: bytes) -> None:
+    """Two shards of one number: the one in the store is committed, the one here goes on under the next number."""
+    place.commit("w0", 0, shard, line=False)
     place.wait(0, b"zero")
     assert place.arrive()[:2] == (1, {"part-w0-000001.parquet": b"zero"})
+    assert read_journal(place.directory).committed.keys() == {"part-w0-000000.parquet"}
+
+
+def test_sent_damaged_without_a_line(place: Place) -> None:
+    """It is retired, stays where it is, and its number is used up."""
+    place.commit("w0", 0, b"damaged", line=False)
+    assert place.arrive()[:2] == (1, {})
     assert read_journal(place.directory).retired.keys() == {"part-w0-000000.parquet"}
-    assert place.store.read("data/part-w0-000000.parquet", 100) == b"of another machine"
+    assert place.store.read("data/part-w0-000000.parquet", 100) == b"damaged"
+    assert f"{place.store.url}/data/part-w0-000000.parquet: " in place.notes[0]
+
+
+def test_a_fetch_that_fails(place: Place, shard: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing has been retired or fenced then: the next start commits what had been sent."""
+    place.commit("w0", 0, shard, line=False)
+    with monkeypatch.context() as patched:
+
+        def download(store: ObjectStore, name: str, path: Path) -> None:
+            raise Unreadable(name)
+
+        patched.setattr(ObjectStore, "download", download)
+        with pytest.raises(Unreadable):
+            place.arrive(silent=True)
+    assert not place.store.list("journal")
+    place.arrive(silent=True)
+    assert read_journal(place.directory).committed.keys() == {"part-w0-000000.parquet"}
+
+
+def test_to_be_replaced(place: Place) -> None:
+    """What will be removed is not looked at."""
+    place.commit("w0", 0, b"damaged", line=False)
+    assert place.arrive(clean=True)[:2] == (0, {})
+    assert not place.store.list("journal")
 
 
 def test_a_silent_predecessor_is_fenced(place: Place) -> None:
@@ -126,10 +226,12 @@ def test_a_silent_predecessor_is_fenced(place: Place) -> None:
         place.commit("w0", 1, b"late")
 
 
-def test_a_silent_predecessor_had_sent_one(place: Place) -> None:
-    """The shard goes on under a number of ours: retired there, sent again, nothing lost."""
-    place.commit("w0", 0, b"zero", line=False)
-    assert place.arrive(silent=True)[:2] == (1, {"part-w0-000001.parquet": b"zero"})
+def test_a_silent_predecessor_had_sent_one(place: Place, shard: bytes) -> None:
+    """The shard is committed in its place, and its next number taken."""
+    place.commit("w0", 0, shard, line=False)
+    number, waiting, arrival = place.arrive(silent=True)
+    assert (number, waiting, arrival.fences) == (2, {}, {journal_object("w0", 1)})
+    assert read_journal(place.directory).committed.keys() == {"part-w0-000000.parquet"}
 
 
 def test_a_commit_during_the_fencing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,32 +250,63 @@ def test_a_commit_during_the_fencing(place: Place, monkeypatch: pytest.MonkeyPat
     assert read_journal(place.directory).committed.keys() == {"part-w0-000000.parquet"}
 
 
-def test_another_writer_that_is_gone(place: Place) -> None:
-    """What it had sent without a line is taken over, and its next number taken away."""
-    place.commit("w1", 3, b"three", line=False)
-    number, waiting, arrival = place.arrive()
-    assert (number, waiting) == (0, {"part-w0-000000.parquet": b"three"})
-    assert "part-w1-000003.parquet" in read_journal(place.directory).retired
-    assert arrival.fences == {journal_object("w1", 0)}
+@pytest.mark.parametrize("part", [WHOLE, Part(0, 8)], ids=str)
+def test_another_writer_that_is_gone(place: Place, shard: bytes, part: Part) -> None:
+    """What it had sent without a line is committed in its place, so that all parts see that its samples are there."""
+    place.commit("w1", 3, shard, line=False)
+    number, waiting, arrival = place.arrive(part)
+    assert (number, waiting, arrival.fences) == (0, {}, frozenset())
+    assert read_journal(place.directory).committed.keys() == {"part-w1-000003.parquet"}
+    assert journal_object("w1", 0) in place.store.list()
 
 
 def test_another_writer_that_is_silent(place: Place) -> None:
-    """One that could make the same prompts is waited for, then fenced; one of another part is let be."""
+    """One that could make the same prompts is waited for, then fenced, once; one of another part is let be."""
     place.commit("w1", 0, b"zero")
     place.lock("w1", Part(0, 2))
     _, _, arrival = place.arrive(Part(1, 2))
-    assert (arrival.fences, arrival.others.keys()) == (frozenset(), {"w1"})
+    assert (arrival.fences, place.notes) == (frozenset(), [])
     _, _, arrival = place.arrive(Part(0, 2))
-    assert (arrival.fences, arrival.others) == ({journal_object("w1", 1)}, {})
-    assert "waiting up to" in place.notes[0]
+    assert arrival.fences == {journal_object("w1", 1)}
+    assert "waiting up to" in place.notes.pop()
+    assert "journal/w1.lock" not in place.store.list()
+    assert (place.arrive(Part(0, 2))[2].fences, place.notes) == (frozenset(), [])
 
 
-def test_another_writer_that_is_alive(place: Place) -> None:
+def test_others_are_awaited_before_the_section(place: Place) -> None:
+    """So that nobody waits in it: once they have been silent for long enough, that is known."""
+    place.lock("w1", Part(0, 2))
+    place.lock("start-section", WHOLE)
+    _, _, arrival = place.arrive(Part(1, 2))
+    arrival.part = WHOLE
+    arrival.await_others()
+    assert len(place.notes) == 1
+    for name in ("w1", "start-section"):
+        assert arrival.watch.look(f"journal/{name}.lock")[0] is State.SILENT
+
+
+def test_another_writer_that_is_alive(place: Place, living: int) -> None:
     """On this machine that is known at once, and refused if it could make the same prompts."""
-    place.lock("w1", Part(0, 2), Sign.of_this_process(Holder()).host)
-    assert place.arrive(Part(1, 2))[2].others.keys() == {"w1"}
+    sign = replace(Sign.of_this_process(Holder(Part(0, 2))), pid=living, started=_start_of(living))
+    place.store.replace("journal/w1.lock", sign.to_json())
+    place.arrive(Part(1, 2))
     with pytest.raises(ResumeRefused, match="makes part 0/2 of the prompts"):
         place.arrive(WHOLE)
+
+
+def test_journal_objects_are_fetched_once(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second look of a start fetches only what has come since."""
+    for number in range(3):
+        place.commit("w0", number, b"zero")
+    fetched, real = [], ObjectStore.download
+
+    def download(store: ObjectStore, name: str, path: Path) -> None:
+        fetched.append(name)
+        real(store, name, path)
+
+    monkeypatch.setattr(ObjectStore, "download", download)
+    place.arrive(silent=True)
+    assert sorted(fetched) == [journal_object("w0", number) for number in range(4)]
 
 
 def test_orphans_of_a_living_writer(place: Place) -> None:
@@ -181,6 +314,7 @@ def test_orphans_of_a_living_writer(place: Place) -> None:
     place.commit("w1", 0, b"zero", line=False)
     place.lock("w1", Part(0, 2))
     assert place.arrive(Part(1, 2))[:2] == (0, {})
+    assert place.store.list("journal").keys() == {"journal/w1.lock"}
 
 
 def test_no_dataset_to_go_on_with(place: Place) -> None:

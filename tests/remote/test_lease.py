@@ -7,11 +7,13 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import timedelta
+from typing import ClassVar
 from uuid import uuid4
 
 import pytest
 
-from rollgen.errors import ResumeRefused
+from rollgen.errors import DatasetError, ResumeRefused, UsageError
 from rollgen.format.commit import Holder, Part
 from rollgen.remote import lease
 from rollgen.remote.lease import Lease, Sign, State, Watch
@@ -32,6 +34,16 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "DEAD_SECONDS", 0.5)
     monkeypatch.setattr(lease, "REFRESH_SECONDS", 0.1)
     monkeypatch.setattr(lease, "POLL_SECONDS", 0.05)
+
+
+@pytest.fixture
+def living() -> Iterator[Sign]:
+    """Of a process of this machine that lives."""
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    started = lease._start_of(child.pid)
+    assert started is not None
+    yield replace(Sign.of_this_process(HOLDER), pid=child.pid, started=started)
+    child.communicate(b"\n")
 
 
 @pytest.fixture
@@ -109,6 +121,93 @@ def test_a_process_that_nobody_has_waited_for(store: ObjectStore) -> None:
     assert Watch(store).look(LOCK)[0] is State.DEAD
 
 
+def test_left_behind_by_this_process(
+    store: ObjectStore, notes: list[str], held: Lease, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lock that could not be removed keeps nobody waiting: its holder has let go."""
+    with monkeypatch.context() as patched:
+
+        def delete(store: ObjectStore, name: str) -> None:
+            raise DatasetError(name)
+
+        patched.setattr(ObjectStore, "delete", delete)
+        held.release()
+    assert Watch(store).look(LOCK)[0] is State.DEAD
+    other = Lease(store, LOCK, HOLDER, Watch(store))
+    assert other.acquire(notes.append, wait=True) is State.DEAD
+    other.release()
+    assert notes == []
+
+
+def test_left_behind_by_a_process_that_lives(store: ObjectStore, notes: list[str], living: Sign) -> None:
+    """Or that is suspended: it is alive at first sight, and silent once it has been watched for long enough."""
+    store.replace(LOCK, living.to_json())
+    with pytest.raises(ResumeRefused, match="another rollgen is writing"):
+        Lease(store, LOCK, HOLDER, Watch(store)).acquire(notes.append)
+    lock = Lease(store, LOCK, HOLDER, Watch(store))
+    assert lock.acquire(notes.append, wait=True) is State.SILENT
+    lock.release()
+
+
+def test_an_old_lock(store: ObjectStore, notes: list[str]) -> None:
+    """It needs not be watched: no clock is that wrong."""
+    import fsspec
+
+    foreign(store)
+    name = f"{store.url.removeprefix('memory:/')}/{LOCK}"
+    fsspec.filesystem("memory").store[name].modified -= timedelta(hours=1)
+    watch = Watch(store)
+    assert [watch.look(LOCK)[0] for _ in range(2)] == [State.SILENT, State.SILENT]
+    foreign(store, beat=1)
+    assert watch.look(LOCK)[0] is State.ALIVE
+
+
+def test_it_beats_on_after_an_error(store: ObjectStore, held: Lease, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when that was about credentials, which may have been renewed since."""
+    with monkeypatch.context() as patched:
+
+        def replace(store: ObjectStore, name: str, content: bytes) -> None:
+            raise UsageError(name)
+
+        patched.setattr(ObjectStore, "replace", replace)
+        time.sleep(0.25)
+    before = Sign.parse(store.read(LOCK, 4096))
+    time.sleep(0.25)
+    assert Sign.parse(store.read(LOCK, 4096)).beat > before.beat
+
+
+def test_a_storage_that_does_not_create_exclusively(notes: list[str]) -> None:
+    """It is found out by a second creation, and refused; nothing is left there."""
+    import fsspec
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    class Careless(MemoryFileSystem):
+        protocol = "careless"
+        store: ClassVar[dict[str, object]] = {}
+
+        @classmethod
+        def _strip_protocol(cls, path: str) -> str:
+            return MemoryFileSystem._strip_protocol(path.replace("careless://", "memory://"))
+
+        def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: object) -> None:
+            super().pipe_file(path, value)
+
+    fsspec.register_implementation("careless", Careless, clobber=True)
+    careless = ObjectStore("careless://bucket/run")
+    lock = Lease(careless, LOCK, HOLDER, Watch(careless))
+    lock.acquire(notes.append)
+    with pytest.raises(UsageError, match="cannot keep two writers apart"):
+        lock.prove()
+    lock.release()
+    assert careless.list() == {}
+
+
+def test_a_storage_that_creates_exclusively(held: Lease) -> None:
+    """The lock stays what it was."""
+    held.prove()
+    held.check()
+
+
 def test_silence_elsewhere(store: ObjectStore, notes: list[str]) -> None:
     """A lock of another machine is watched for as long as a beat may be late, then taken; the note says so."""
     foreign(store)
@@ -135,6 +234,8 @@ def test_lost(store: ObjectStore, held: Lease) -> None:
     sign = foreign(store)
     with pytest.raises(ResumeRefused, match="silent for too long"):
         held.check()
+    with pytest.raises(ResumeRefused, match="silent for too long"):
+        held.say(HOLDER)
     held.release()
     assert Sign.parse(store.read(LOCK, 4096)) == sign
 

@@ -76,7 +76,7 @@ def test_killed_and_continued_elsewhere(stored_runs: StoredRuns, undisturbed: di
     )
     taken = stored_runs("--n", 2, "--resume", machine="two", storage=PATIENCE)
     assert "waiting up to 2 s" in taken.stderr
-    assert "part-w0-000002.parquet: finished, but not committed" in taken.stderr  # 1 has been fenced off
+    assert "data/part-w0-000001.parquet: finished, but not committed" in taken.stderr
     assert rows_of(stored_runs) == undisturbed
 
 
@@ -93,7 +93,44 @@ def test_a_writer_that_was_taken_for_dead(stored_runs: StoredRuns, undisturbed: 
     assert "silent for too long" in woken.stderr
     assert rows_of(stored_runs) == undisturbed
     late = stored_runs("--n", 2, "--resume", machine="one")
-    assert "shards that this machine had not sent are dropped: 1;" in late.stderr
+    assert "this shard had not been committed, and is dropped" in late.stderr
+    assert rows_of(stored_runs) == undisturbed
+
+
+def test_a_replacement_that_was_taken_for_dead(stored_runs: StoredRuns, undisturbed: dict[Any, Any]) -> None:
+    """With --clean, suspended while the model loads: it removes nothing of what its successor has made."""
+    stored_runs("--n", 1)
+    silent = stored_runs.start(
+        *("--n", 1, "--clean"),
+        machine="one",
+        storage={"stop_before": "create journal/start-section.lock", "passing": 3, **PATIENCE},
+    )
+    stored_runs.wait_until_stopped(silent)
+    assert "loading the model" in silent.output[1]
+    stored_runs("--n", 2, "--resume", machine="two", storage=PATIENCE)
+    os.killpg(silent.pid, signal.SIGCONT)
+    woken = silent.wait()
+    assert woken.code == 4, woken
+    assert "silent for too long" in woken.stderr
+    assert rows_of(stored_runs) == undisturbed
+
+
+def test_in_parts_after_a_kill(stored_runs: StoredRuns, undisturbed: dict[Any, Any]) -> None:
+    """What one process had sent without its line holds prompts of all parts: each finds them done."""
+    stored_runs("--n", 2, *COMMITS, delay=0.1, storage={"kill_at": STEPS["its line"]}, code=-9)
+    for part in range(2):
+        stored_runs("--n", 2, "--resume", "--shard", f"{part}/2")
+    assert rows_of(stored_runs) == undisturbed
+    assert "data/part-w0-000001.parquet" in stored_runs.store.list()
+
+
+def test_a_part_without_its_line(stored_runs: StoredRuns, undisturbed: dict[Any, Any]) -> None:
+    """A part that ended before it could commit what it had sent: another one starts first, and does that."""
+    kill = {"kill_at": "create journal/s1of2-000000.jsonl"}
+    stored_runs("--n", 2, *COMMITS, "--shard", "1/2", delay=0.1, storage=kill, code=-9)
+    stored_runs.store.delete("journal/s1of2.lock")
+    for part in range(2):
+        stored_runs("--n", 2, "--resume", "--shard", f"{part}/2")
     assert rows_of(stored_runs) == undisturbed
 
 
@@ -120,6 +157,7 @@ def test_parts_at_the_same_time(stored_runs: StoredRuns, undisturbed: dict[Any, 
         finished = part.wait()
         assert finished.code == 0, finished
     assert rows_of(stored_runs) == undisturbed
+    assert "| rows | 24 |" in stored_runs.store.read("README.md", 1 << 20).decode()
 
 
 def test_a_storage_that_fails(make_runs: Callable[[str], StoredRuns], undisturbed: dict[Any, Any]) -> None:

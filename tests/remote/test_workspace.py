@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -11,13 +13,18 @@ from uuid import uuid4
 import pytest
 
 from rollgen.directory import clean_directory
-from rollgen.errors import DatasetError, UsageError
-from rollgen.format.commit import WHOLE, WriterSlot
+from rollgen.errors import DatasetError, ResumeRefused, UsageError
+from rollgen.format.commit import WHOLE, Holder, Part, WriterSlot
 from rollgen.format.failures import FailureLog
 from rollgen.format.journal import list_shards, read_journal
+from rollgen.format.jsonlines import encode_line
 from rollgen.format.manifest import Manifest, create_manifest
 from rollgen.format.reader import KEY_COLUMNS, open_dataset, open_shard, read_row_group, stored_keys
+from rollgen.format.recovery import recover_shards
 from rollgen.format.writer import ShardWriter
+from rollgen.inspect.card import refresh_card
+from rollgen.remote import lease
+from rollgen.remote.lease import Sign
 from rollgen.remote.objects import ObjectStore
 from rollgen.remote.workspace import Workspace, glimpse
 
@@ -97,6 +104,100 @@ def test_cleared(filled: Workspace, store: ObjectStore) -> None:
         filled.clear()
     assert store.list().keys() == {"journal/w0.lock", "notes.txt"}
     assert filled.next_number == 2
+
+
+def take_over(store: ObjectStore, name: str) -> None:
+    """Leave the lock of a process on another machine in place of the one that is there."""
+    store.replace(name, replace(Sign.of_this_process(Holder()), host="elsewhere").to_json())
+
+
+def clear(workspace: Workspace, *taken: str) -> None:
+    """Remove the dataset, while these locks are taken over in the section."""
+    with workspace.section():
+        for name in taken:
+            take_over(ObjectStore(workspace.url), name)
+        workspace.clear()
+
+
+def test_taken_over(filled: Workspace, store: ObjectStore) -> None:
+    """Who was silent for too long gets into no section, says nothing, and removes nothing."""
+    lock = store.read("journal/w0.lock", 1 << 12)
+    take_over(store, "journal/w0.lock")
+    before = store.list()
+    with pytest.raises(ResumeRefused, match="silent for too long"):
+        clear(filled)
+    with pytest.raises(ResumeRefused, match="silent for too long"):
+        filled.declare(Holder())
+    assert store.list() == before
+    store.replace("journal/w0.lock", lock)
+
+
+def test_taken_over_in_the_section(filled: Workspace, store: ObjectStore) -> None:
+    """The section has gone to another one before anything was removed."""
+    before = store.list().keys()
+    with pytest.raises(ResumeRefused, match="silent for too long"):
+        clear(filled, "journal/start-section.lock")
+    assert store.list().keys() == before | {"journal/start-section.lock"}
+
+
+def test_others_that_come_later(workspace: Workspace, store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are seen; only one that works by another plan is waited for until it is known to live."""
+    monkeypatch.setattr(lease, "DEAD_SECONDS", 0.2)
+    monkeypatch.setattr(lease, "POLL_SECONDS", 0.05)
+    holder = Holder(Part(1, 2), "attempt", "a plan")
+    store.create("journal/s1of2.lock", replace(Sign.of_this_process(holder), host="elsewhere").to_json())
+    assert workspace.others() == {"s1of2": holder}
+    workspace.declare(Holder(WHOLE, "attempt", "a plan"))
+    assert workspace.others() == {"s1of2": holder}
+    workspace.declare(Holder(WHOLE, "attempt", "another plan"))
+    assert workspace.others() == {}
+
+
+def test_recovery_sends_what_waits_under_the_numbers_of_its_commits(
+    filled: Workspace, store: ObjectStore, make_manifest: Callable[..., Manifest]
+) -> None:
+    """Also after a lost shard was retired and a damaged one dropped: shard and commit have one number."""
+    shard = store.read("data/part-w0-000001.parquet", 1 << 20)
+    for name in ("data/part-w0-000000.parquet", "data/part-w0-000001.parquet"):
+        store.delete(name)
+    for number, content in ((2, b"damaged"), (3, shard)):
+        (filled.directory / f"data/part-w0-{number:06d}.parquet").write_bytes(content)
+    marked: list[int] = []
+    with WriterSlot(filled.directory, "w0", WHOLE, remote=filled) as slot:
+        recover_shards(slot, make_manifest().config_digest, lambda keys, place: marked.extend(keys.prompt_index))
+    assert marked == [2, 3]
+    assert store.list("data").keys() == {"data/part-w0-000004.parquet"}
+    journal = read_journal(filled.directory)
+    assert journal.committed.keys() == {"part-w0-000004.parquet"}
+    assert b"part-w0-000004.parquet" in store.read("journal/w0-000004.jsonl", 1 << 12)
+
+
+def test_the_card_is_that_of_all(filled: Workspace, store: ObjectStore) -> None:
+    """Of what others have committed meanwhile, too; it is sent in the section; one that was edited stays."""
+    line = next(iter(read_journal(filled.directory).committed.values()))
+    other = replace(line, file="part-s1of2-000000.parquet", rows=100)
+    store.create("journal/s1of2-000000.jsonl", encode_line(other))
+    refresh_card(filled.directory, remote=filled)
+    assert "| rows | 104 |" in store.read("README.md", 1 << 20).decode()
+    store.replace("README.md", b"mine")
+    refresh_card(filled.directory, remote=filled)
+    assert store.read("README.md", 10) == b"mine"
+
+
+@pytest.mark.parametrize("cause", ["a file in its place", "no home"])
+def test_no_room_for_a_workspace(
+    store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cause: str
+) -> None:
+    """A mistake in the environment, before anything is asked of the storage."""
+    if cause == "no home":
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+        monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    else:
+        (tmp_path / "file").touch()
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(UsageError, match="name another place in XDG_CACHE_HOME"):
+        Workspace(store.url, "w0", note=lambda text: None).__enter__()
+    assert store.list() == {}
 
 
 def test_a_private_directory(workspace: Workspace) -> None:

@@ -9,6 +9,9 @@ from __future__ import annotations
 import json
 import shutil
 import socket
+import subprocess
+import sys
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +19,12 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from models.fake_engine import FakeEngine
+from models.fake_server import FakeServer
 from models.outputs import plain
 from models.runs import Runs
 
 from rollgen.cli.progress import ConsoleReporter
-from rollgen.config import RunConfig, load_config
+from rollgen.config import RunConfig, load_config, make_config
 from rollgen.curate.compact import compact
 from rollgen.engines.base import RequestError, SampleRequest
 from rollgen.engines.replay import check_replayable
@@ -274,3 +278,54 @@ def test_secrets_are_refused(setting: dict[str, object]) -> None:
     """A configuration is recorded, so that no secret may be in it, not even with `--allow-unreplayable`."""
     with pytest.raises(UsageError, match="secret"):
         check_replayable(RunConfig(**setting, allow_unreplayable=True))
+
+
+LOGIN = "http://me:CANARY@127.0.0.1:9"
+"""Nobody listens on port 9."""
+
+
+@pytest.mark.parametrize("given", [f'{{"a": "{LOGIN}"}}', f'["{LOGIN}", 3]', f'[["{LOGIN}"]]', LOGIN])
+def test_logins_in_settings_are_not_repeated(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is wrong with them: no list, not of texts, not JSON."""
+    monkeypatch.setenv("ROLLGEN_SERVER", given)
+    with pytest.raises(UsageError, match=r"environment: .*(server|SERVER)") as caught:
+        load_config({})
+    assert CANARY not in str(caught.value)
+    with pytest.raises(UsageError, match="--api-key-env") as caught:
+        make_config({"api_key_env": [CANARY]}, {})
+    assert CANARY not in str(caught.value)
+
+
+@pytest.mark.parametrize("server", [(), (LOGIN,)], ids=["engine", "server"])
+@pytest.mark.parametrize("given", ["sk-CANARY", "CANARY"])
+def test_a_key_in_place_of_its_variable_is_refused(place: Place, given: str, server: tuple[str, ...]) -> None:
+    """Before anything is written, also where no key is needed."""
+    with pytest.raises(UsageError, match="--api-key-env: expected the name") as caught:
+        place.runs(api_key_env=given, server=server)
+    assert CANARY not in str(caught.value)
+    with pytest.raises(UsageError, match="--api-key-env: expected the name") as caught:
+        RolloutWriter(place.runs.out, model=str(place.runs.model), api_key_env=given)
+    assert CANARY not in str(caught.value)
+    assert not place.runs.out.exists()
+
+
+def test_a_login_of_a_server_is_never_told(place: Place, tiny_model: Path) -> None:
+    """A dry run as text and as JSON, a whole run, and one whose server is not there: neither login nor its base64."""
+    rollgen, login = Path(sys.executable).with_name("rollgen"), "me:hunter2hunter2"
+    secrets = (login.partition(":")[2], b64encode(login.encode()).decode())
+
+    def told(url: str, *flags: str, code: int) -> str:
+        options = ["--server", url, "--model", tiny_model, "--top-k", 8, "--max-tokens", 8, "--out", place.runs.out]
+        command = [rollgen, "generate", place.runs.prompts, *options, *flags]
+        done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False, timeout=120)
+        assert done.returncode == code, done.stderr
+        return done.stdout + done.stderr
+
+    with FakeServer(vocab_size=512) as server:
+        url = server.url.replace("http://", f"http://{login}@")
+        outputs = [told(url, "--dry-run", code=0), told(url, "--dry-run", "--json", code=0), told(url, code=0)]
+        assert all(server.url in output for output in outputs[:2])
+    outputs.append(told(url, "--resume", code=1))
+    outputs += [content.decode(errors="replace") for _, content in contents(place.runs.out)]
+    assert not [output for output in outputs for secret in secrets if secret in output]
+    assert leaks(place) == set()

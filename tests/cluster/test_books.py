@@ -1,0 +1,107 @@
+"""What the driver makes of the news: what cannot be written is told like everything else that goes wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from models.runs import Recorder
+
+from rollgen.cluster.board import Committed, Died, Failed, Resampled, Started
+from rollgen.cluster.books import Books
+from rollgen.cluster.receipts import Positions, Receipt
+from rollgen.config import RunConfig
+from rollgen.engines.base import SampleRequest
+from rollgen.errors import DatasetError, EngineError, TooManyFailures
+from rollgen.format.commit import WriterSlot
+from rollgen.format.failures import FailureLog, read_failures
+from rollgen.format.journal import JournalLine, read_journal
+from rollgen.format.manifest import Manifest
+from rollgen.loop.crew import Job
+from rollgen.loop.owed import Owed
+from rollgen.loop.report import RunStats
+from rollgen.preflight import discretion_of, plan_run
+from rollgen.prompts.plan import Plan
+
+
+@pytest.fixture
+def job(runs: Any, tmp_path: Path, make_manifest: Callable[..., Manifest]) -> Iterator[Job]:
+    """Five prompts, two samples each, of which one may fail."""
+    config = RunConfig.model_validate({"model": str(runs.model), "n": 2, "max_restarts": 1})
+    preflight = plan_run([runs.prompts], config, tmp_path / "plan.parquet")
+    plan = Plan(tmp_path / "plan.parquet")
+    with WriterSlot(tmp_path / "books", "w0") as slot:
+        yield Job(
+            slot=slot,
+            preflight=preflight,
+            manifest=make_manifest(),
+            owed=Owed(plan, [], np.zeros(plan.samples, np.bool_)),
+            failures=FailureLog(slot.directory, slot.writer),
+            discretion=discretion_of(config, slot.directory),
+            stats=RunStats(),
+            reporter=Recorder(),
+            max_failures=1,
+        )
+
+
+@pytest.fixture
+def books(job: Job) -> Books:
+    """Those of the job, which has one replica."""
+    return Books(job, Positions(job.owed.plan.offsets, []), replicas=1)
+
+
+def committed(*positions: int) -> Committed:
+    """News of a shard with these samples."""
+    line = JournalLine("part-r0123456789abcdef-000000.parquet", 9, "a", "b", len(positions), tokens=5, mask_ids=7)
+    return Committed(Receipt(line, np.array(positions), masked_tokens=5, length_finishes=1))
+
+
+def test_a_shard_counts_once(books: Books, job: Job) -> None:
+    """However often it is told of."""
+    books.enter([("a", committed(0, 1)), ("b", committed(0, 1))])
+    assert (job.stats.stored, job.stats.tokens, len(job.owed)) == (2, 5, 8)
+    assert len(read_journal(job.slot.directory).committed) == 1
+
+
+def test_a_journal_that_cannot_be_written(books: Books, job: Job) -> None:
+    """One line, which says what and where; the shard counts as not told of."""
+    journal = job.slot.directory / "journal" / "w0.jsonl"
+    journal.mkdir()
+    with pytest.raises(DatasetError, match=r"journal line of part-r0123456789abcdef-000000.parquet cannot be written"):
+        books.enter([("a", committed(0))])
+    journal.rmdir()
+    books.enter([("a", committed(0))])
+    assert job.stats.stored == 1
+
+
+def test_too_many_failures(books: Books, job: Job) -> None:
+    """The second one ends it; both are recorded, one that is told twice counts once."""
+    prompts = list(job.owed.plan.rows())
+    told = [Failed(SampleRequest(prompts[index], 1), "engine", "does not fit") for index in (0, 0, 3)]
+    books.enter([("a", each) for each in told[:2]])
+    assert books.problem is None
+    books.enter([("a", told[2])])
+    assert isinstance(books.problem, TooManyFailures)
+    assert str(books.problem).startswith(
+        "2 samples failed, more than --max-failures 1 allows, the last one (p3, 1) for: does not fit; see failures/"
+    )
+    assert [failure.prompt_index for failure in read_failures(job.slot.directory)] == [0, 3]
+
+
+def test_what_failed_and_was_then_made_has_not_failed(books: Books, job: Job) -> None:
+    """By a replica that took the task over."""
+    [prompt, *_] = job.owed.plan.rows()
+    books.enter([("a", Failed(SampleRequest(prompt, 0), "engine", "x")), ("b", committed(0))])
+    assert (job.stats.failed, job.stats.stored) == (0, 1)
+
+
+def test_deaths_are_counted(books: Books, job: Job) -> None:
+    """One restart is allowed; a start without a word of the end before is a death too."""
+    books.enter([("a", Started("here, process 1")), ("a", Resampled(2)), ("a", Started("here, process 2"))])
+    assert (books.problem, job.stats.restarts, job.stats.resampled) == (None, 1, 2)
+    books.enter([("a", Died("out of memory"))])
+    assert isinstance(books.problem, EngineError)
+    assert "the replica on here, process 2 has died: out of memory after 1 restarts" in str(books.problem)

@@ -1,0 +1,92 @@
+"""Which processes an engine ends: its own, and never those of the engines beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import time
+from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
+
+import pytest
+
+from rollgen.engines.processes import EngineProcesses
+
+
+def start_process() -> BaseProcess:
+    """One that would go on."""
+    process = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,), daemon=True)
+    process.start()
+    return process
+
+
+@pytest.fixture
+def sibling() -> Iterator[BaseProcess]:
+    """Of another engine."""
+    process = start_process()
+    yield process
+    process.kill()
+    process.join()
+
+
+async def load(processes: EngineProcesses, *, fails: bool, seconds: float = 0.0) -> list[BaseProcess]:
+    """A start of an engine, which starts a process after so many seconds, or fails. Returns what it started."""
+
+    async def loading() -> list[BaseProcess]:
+        await asyncio.sleep(seconds)
+        if fails:
+            raise OSError("no such model")
+        return [start_process()]
+
+    others = multiprocessing.active_children()
+    task = asyncio.ensure_future(loading())
+    await processes.started(task, others)
+    return await task
+
+
+def test_a_start_that_fails_ends_no_sibling(sibling: BaseProcess) -> None:
+    """Neither the first one, nor one after a death: before a process has appeared, a replica has none."""
+    processes = EngineProcesses(is_replica=True)
+    processes.end()
+    with pytest.raises(OSError, match="no such model"):
+        asyncio.run(load(processes, fails=True))
+    processes.end()
+    assert sibling.is_alive()
+    [own] = asyncio.run(load(processes, fails=False))
+    processes.end()
+    assert not own.is_alive()
+    with pytest.raises(OSError, match="no such model"):
+        asyncio.run(load(processes, fails=True))
+    processes.end()
+    assert sibling.is_alive()
+
+
+def test_a_start_that_is_cancelled(sibling: BaseProcess) -> None:
+    """Before its process is there: that is waited for, so that it can be ended."""
+    processes = EngineProcesses(is_replica=True)
+
+    async def cancelled() -> list[BaseProcess]:
+        others = multiprocessing.active_children()
+
+        async def loading() -> list[BaseProcess]:
+            await asyncio.sleep(0.3)
+            return [start_process()]
+
+        task = asyncio.ensure_future(loading())
+        starting = asyncio.ensure_future(processes.started(task, others))
+        await asyncio.sleep(0.1)
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        processes.end()
+        return await task
+
+    [own] = asyncio.run(cancelled())
+    assert not own.is_alive()
+    assert sibling.is_alive()
+
+
+def test_an_engine_that_is_alone_ends_all(sibling: BaseProcess) -> None:
+    """Also those that it never saw appear."""
+    EngineProcesses(is_replica=False).end()
+    assert not sibling.is_alive()
