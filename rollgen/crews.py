@@ -11,6 +11,7 @@ from rollgen.engines.requirements import check_vllm
 from rollgen.errors import UsageError
 from rollgen.loop.crew import Crew
 from rollgen.loop.engines import Engines
+from rollgen.loop.stop import is_stopping
 from rollgen.preflight import Preflight, extra_needed
 
 
@@ -57,7 +58,7 @@ def _servers(preflight: Preflight) -> Crew:
 def _ray(preflight: Preflight) -> Crew:
     with extra_needed("ray"):
         from rollgen.cluster.crew import RayCrew
-    return RayCrew(preflight)
+    return RayCrew(preflight, given_up=is_stopping)
 
 
 def _of_run(preflight: Preflight) -> dict[str, Any]:

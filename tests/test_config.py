@@ -271,7 +271,9 @@ def test_environment_that_is_not_json(monkeypatch: pytest.MonkeyPatch) -> None:
         load_config({})
     monkeypatch.setenv("ROLLGEN_STOP", '["END"]')
     monkeypatch.setenv("ROLLGEN_ENGINE_ARG", "a=1")
-    with pytest.raises(UsageError, match=r'^environment: ROLLGEN_ENGINE_ARG is not JSON; write an object like {"a": 1}'):
+    with pytest.raises(
+        UsageError, match=r'^environment: ROLLGEN_ENGINE_ARG is not JSON; write an object like {"a": 1}'
+    ):
         load_config({})
 
 

@@ -283,6 +283,7 @@ class WriterSlot:
         assert self._lock is not None
         self._lock.truncate(0)
         self._lock.write(holder.to_json())
+        os.fsync(self._lock.fileno())  # other machines may read it
         if self.remote is not None:
             self.remote.declare(holder)
 
@@ -342,9 +343,7 @@ def check_writer_name(writer: str) -> None:
     if writer in (replacement.COMPACTOR, replacement.REPAIRER):
         raise UsageError(f"writer: {writer!r} is the name under which `rollgen {writer}` writes; use another")
     if _RESERVED_NAME.fullmatch(writer):
-        raise UsageError(
-            f"writer: {writer!r} is a name that `rollgen generate` gives to its parts; use another"
-        )
+        raise UsageError(f"writer: {writer!r} is a name that `rollgen generate` gives to its parts; use another")
     if not _WRITER_NAME.fullmatch(writer):
         raise UsageError(f"writer: {writer!r} is no name for a writer; use letters, digits and underscores")
 

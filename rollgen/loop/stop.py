@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 from collections.abc import Coroutine
+from contextvars import ContextVar
 from types import FrameType
 from typing import Any, Self, TypeVar
 
@@ -18,6 +19,8 @@ SIGNAL_GRACE_SECONDS = 1.0
 
 Result = TypeVar("Result")
 
+_CURRENT: ContextVar[Stop | None] = ContextVar("stop", default=None)
+
 
 class Interrupted(RollgenError):
     """SIGINT or SIGTERM arrived; what was finished is committed."""
@@ -26,6 +29,12 @@ class Interrupted(RollgenError):
         name = signal.Signals(signal_number).name
         super().__init__(f"interrupted by {name}; finished samples are committed, --resume continues")
         self.signal_number = signal_number
+
+
+def is_stopping() -> bool:
+    """Whether the run that this is called for is to stop: for what waits in a thread, which nobody can cancel."""
+    current = _CURRENT.get()
+    return current is not None and current.signal_number != 0
 
 
 class Stop:
@@ -42,6 +51,7 @@ class Stop:
         self.signal_number = 0
 
     def __enter__(self) -> Self:
+        self._token = _CURRENT.set(self)
         if threading.current_thread() is threading.main_thread():
             self._loop = asyncio.get_running_loop()
             for number in (signal.SIGINT, signal.SIGTERM):
@@ -49,6 +59,7 @@ class Stop:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        _CURRENT.reset(self._token)
         for number, handler in self._before.items():
             if handler is not None:  # None: not installed from Python, so that Python cannot put it back
                 signal.signal(number, handler)
