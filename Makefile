@@ -60,7 +60,7 @@ format: venv
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: venv $(BENCH_PACKAGES)
+bench: venv model $(BENCH_PACKAGES)
 	$(BIN)/python -m tests.benchmarks
 
 # The benchmarks run without these packages too, and then say so.

@@ -9,7 +9,7 @@ from importlib.metadata import version
 
 print(f"{platform.platform()}, Python {platform.python_version()}, pyarrow {version('pyarrow')}")
 sys.argv = sys.argv[:1]
-for name in ("size", "pipeline", "memory", "ops", "loading", "verify"):
+for name in ("size", "pipeline", "memory", "ops", "loading", "verify", "engines"):
     print(f"\n== {name}")
     sys.stdout.flush()
     import_module(f"tests.benchmarks.{name}").main()
