@@ -552,9 +552,12 @@ compact(Path(sys.argv[1]))
 """
 
 
-@pytest.mark.parametrize(("call", "at"), [("fsync", 1), ("unlink", 2)], ids=["before the switch", "after it"])
+@pytest.mark.parametrize(("call", "at"), [("fsync", 2), ("unlink", 2)], ids=["before the switch", "after it"])
 def test_sigkill(split: Path, read_shards: ReadShards, call: str, at: int) -> None:
-    """A real one, of a real process: the lock is free again, and the next command does what is left."""
+    """A real one, of a real process: the lock is free again, and the next command does what is left.
+
+    The first fsync is that of the lock file, the second that of the first shard.
+    """
     old = read_shards(split)
     killed = subprocess.run([sys.executable, "-c", KILL, str(split), call, str(at)], check=False, timeout=60)
     assert killed.returncode == -signal.SIGKILL
