@@ -44,6 +44,7 @@ from rollgen.cli.progress import ConsoleReporter
 from rollgen.config import RunConfig, load_config
 from rollgen.crews import make_crew
 from rollgen.engines.base import SampleRequest
+from rollgen.engines.children import PARENT_VARIABLE
 from rollgen.format.commit import WriterSlot
 from rollgen.format.failures import FailureLog
 from rollgen.format.schema import PLAN_FILE
@@ -245,6 +246,7 @@ def _llm(model: Path) -> Iterator[Callable[[list[SampleRequest]], float]]:
 
 
 def _serve_llm(connection: Connection, model: str) -> None:
+    os.environ[PARENT_VARIABLE] = str(os.getpid())  # its processes end with this one
     from vllm import LLM
     from vllm.inputs import tokens_input
 

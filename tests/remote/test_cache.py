@@ -213,7 +213,7 @@ def test_a_child_that_was_forked_meanwhile(cache: PartCache, source: Source) -> 
     cache.drop("a")
     source.get(cache, "a")
     assert children[0].is_alive()
-    children[0].terminate()
+    children[0].kill()
     children[0].join()
 
 
