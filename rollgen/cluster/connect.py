@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -35,7 +36,21 @@ POLL_SECONDS: Final = 1.0
 """Between two looks at whether a wait is still wanted."""
 PATIENCE_SECONDS: Final = 10.0
 """For room on the cluster, after which the user is told."""
+CONNECT_SECONDS: Final = 10.0
 _LOG: Final = logging.getLogger("rollgen")
+
+
+def _check_address(address: str) -> None:
+    """Raise UsageError for one at which nobody answers: Ray would try again for ever."""
+    host, colon, port = address.rpartition(":")
+    if not colon:  # auto, local
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"--ray {address}: no cluster answers there: {error}; give host:port of its head, auto, or local"
+        ) from None
 
 
 def connect(address: str) -> ExitStack:
@@ -51,6 +66,7 @@ def connect(address: str) -> ExitStack:
         )
     if ray.is_initialized():
         return ExitStack()
+    _check_address(address)
     if address == LOCAL:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     started: dict[str, Any] = {"include_dashboard": False, "object_store_memory": LOCAL_STORE_BYTES}

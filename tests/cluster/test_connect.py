@@ -43,6 +43,13 @@ def test_no_cluster_here() -> None:
     assert "start a cluster with `ray start --head`" in ended.stdout
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1:9", "no.such.host.invalid:6379", "127.0.0.1:port"])
+def test_nobody_at_an_address(address: str) -> None:
+    """Told within seconds: Ray itself would try for ever."""
+    with pytest.raises(UsageError, match=f"^--ray {address}: no cluster answers there: "):
+        connect(address)
+
+
 def test_a_cluster_that_was_joined_before_is_not_left(local_ray: None) -> None:
     """It is its user's."""
     import ray
