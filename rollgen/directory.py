@@ -14,33 +14,16 @@ from pathlib import Path
 from rollgen.errors import UsageError
 from rollgen.format.commit import WriterSlot, start_section
 from rollgen.format.journal import list_shards
-from rollgen.format.layout import CARD_FILE, OWN_FILES
+from rollgen.format.layout import OWN_FILES, OWN_PLACES
 from rollgen.format.schema import (
     DATA_DIR,
     FAILURES_DIR,
     JOURNAL_DIR,
     LOGS_DIR,
     MANIFEST_FILE,
-    PLAN_FILE,
     QUARANTINE_DIR,
     RETIRED_DIR,
-    RETRY_FILES,
     TOKENIZER_DIR,
-)
-
-_OWN_NAMES = frozenset(
-    {
-        MANIFEST_FILE,
-        PLAN_FILE,
-        DATA_DIR,
-        JOURNAL_DIR,
-        FAILURES_DIR,
-        TOKENIZER_DIR,
-        QUARANTINE_DIR,
-        RETIRED_DIR,
-        LOGS_DIR,
-        CARD_FILE,
-    }
 )
 
 
@@ -70,7 +53,7 @@ def inspect_directory(directory: Path) -> Holds:
         return Holds.FOREIGN
     if list_shards(directory):
         return Holds.SHARDS
-    only_ours = all(name in _OWN_NAMES or fnmatch(name, RETRY_FILES) or name.startswith(".tmp-") for name in names)
+    only_ours = all(name.startswith(".tmp-") or any(fnmatch(name, own) for own in OWN_PLACES) for name in names)
     return Holds.NOTHING if only_ours and not _foreign_data(directory) else Holds.FOREIGN
 
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from rollgen.directory import CARD_FILE, Holds, check_start, clean_directory, inspect_directory, remove_frame
+from rollgen.directory import Holds, check_start, clean_directory, inspect_directory, remove_frame
 from rollgen.errors import UsageError
 from rollgen.format.commit import Part, WriterSlot
+from rollgen.format.layout import CARD_FILE
 
 OWN = ("rollgen.json", "plan.parquet", "data", "journal", "failures", "tokenizer", "quarantine", CARD_FILE)
 

@@ -18,12 +18,12 @@ from models.outputs import plain, sglang, vllm
 from models.runs import Runs, keys
 
 from rollgen.config import RunConfig
-from rollgen.directory import CARD_FILE
 from rollgen.engines.base import SampleRequest
 from rollgen.errors import CaptureError, IncompleteSupport, ResumeRefused, RollgenError, UnfitEngine, UsageError
 from rollgen.format.commit import live_writers
 from rollgen.format.failures import read_failures
 from rollgen.format.journal import list_shards
+from rollgen.format.layout import CARD_FILE
 from rollgen.format.manifest import EngineRecord, read_manifest
 from rollgen.format.reader import open_dataset, verify_shard
 from rollgen.inspect.status import run_status

@@ -39,6 +39,9 @@ OWN_FILES: Final = (
 )
 """Patterns, in the order in which they are removed: without its manifest it is no dataset. Locks are not among them."""
 
+OWN_PLACES: Final = frozenset(pattern.partition("/")[0] for pattern in OWN_FILES)
+"""Patterns of what lies in the dataset's directory itself."""
+
 
 def is_own(name: str) -> bool:
     """Whether a name, relative to the dataset, is one of OWN_FILES."""
