@@ -47,85 +47,6 @@ def planned(prompts: int = PROMPTS, n: int = N) -> list[tuple[str, int]]:
     return sorted((f"p{index}", sample) for index in range(prompts) for sample in range(n))
 
 
-def group_members(process: subprocess.Popen[str]) -> list[int]:
-    """Processes of the command's session that are alive: the engine's among them."""
-    listing = subprocess.run(["ps", "-o", "pid=,stat=", "-s", str(process.pid)], capture_output=True, text=True)
-    return [int(line.split()[0]) for line in listing.stdout.splitlines() if not line.split()[1].startswith("Z")]
-
-
-def test_killed_continued_and_refused(
-    rollgen: Any, options: list[object], tmp_path: Path, wait_for_shards: Any
-) -> None:
-    """kill -9 after the second commit loses nothing committed; --resume makes exactly the rest."""
-    out = tmp_path / "out"
-    process = rollgen.start(*options)
-    wait_for_shards(out, 2, process)
-    assert len(group_members(process)) > 1
-    process.kill()  # rollgen alone, which could have cleaned up: the kernel ends the engine's processes
-    wait_until_gone(process)
-    before = {file.name: file.read_bytes() for file in out.glob("data/part-*.parquet")}
-    stored = keys(out)
-    assert 0 < len(stored) < PROMPTS * N
-
-    started = time.monotonic()
-    refused = rollgen(*options, "--resume", "--temperature", 0.9, code=4)
-    assert "temperature (1.0 -> 0.9)" in refused.stderr
-    assert time.monotonic() - started < 30, "refused before a model loads"
-    assert "holds a run already" in rollgen(*options, code=2).stderr
-
-    summary = json.loads(rollgen(*options, "--resume", "--json").stdout)
-    assert summary["stored_before"] == len(stored)
-    assert summary["stored"] == PROMPTS * N - len(stored)
-    assert keys(out) == planned()
-    assert all((out / "data" / name).read_bytes() == content for name, content in before.items())
-
-    again = json.loads(rollgen(*options, "--resume", "--json").stdout)
-    assert (again["stored_before"], again["stored"], again["owed"]) == (PROMPTS * N, 0, 0)
-
-    fewer = [*options[: options.index("--n")], "--n", N - 1]
-    assert "n: " in rollgen(*fewer, "--resume", code=4).stderr
-
-
-def test_ctrl_c_commits_what_is_finished(
-    rollgen: Any, options: list[object], tmp_path: Path, wait_for_shards: Any
-) -> None:
-    """The whole foreground group is signalled, as a terminal does: exit 130, no leftovers, no process left."""
-    out = tmp_path / "out"
-    process = rollgen.start(*options)
-    wait_for_shards(out, 1, process)
-    os.killpg(process.pid, signal.SIGINT)
-    _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 130, stderr
-    assert "interrupted by SIGINT" in stderr
-    assert "rollgen: error" not in stderr
-    assert "Traceback" not in stderr
-    assert group_members(process) == []
-    assert not list(out.glob("data/.tmp-*"))
-    stored = keys(out)
-    assert len(set(stored)) == len(stored) > 0
-    journal = [json.loads(line) for line in (out / "journal/w0.jsonl").read_text().splitlines()]
-    assert sum(line["rows"] for line in journal) == len(stored)
-
-
-def test_killing_rollgen_alone_ends_an_engine_that_loads(rollgen: Any, options: list[object]) -> None:
-    """kill -9 of the one process that could clean up: the engine's find out when they start."""
-    process = rollgen.start(*options)
-    while len(group_members(process)) < 3:  # vLLM's resource tracker, and the engine
-        assert process.poll() is None
-        time.sleep(0.05)
-    process.kill()
-    wait_until_gone(process)
-
-
-def wait_until_gone(process: subprocess.Popen[str]) -> None:
-    """Until no process of the command is left, 30 s at most."""
-    deadline = time.monotonic() + 30
-    while group_members(process):
-        assert time.monotonic() < deadline, group_members(process)
-        time.sleep(0.1)
-    process.communicate()
-
-
 def engines_of(process: subprocess.Popen[str]) -> list[int]:
     """The engine processes of the command: vLLM names them so."""
     listing = subprocess.run(["ps", "-eo", "pid=,sess=,args="], capture_output=True, text=True).stdout
@@ -136,34 +57,69 @@ def engines_of(process: subprocess.Popen[str]) -> list[int]:
     ]
 
 
-@pytest.mark.timeout(600)  # five engines are loaded
-def test_an_engine_killed_three_times_and_stopped_once(
+@pytest.mark.timeout(600)  # four engines are loaded
+def test_its_engine_killed_and_stopped_then_interrupted_and_continued(
     rollgen: Any, options: list[object], tmp_path: Path, wait_for_shards: Any
 ) -> None:
-    """Each time it is started again and what it had in flight is made again: exact cover, exit 0, restarts reported.
+    """Each time the engine is started again; Ctrl-C commits what is finished; --resume makes exactly the rest.
 
-    The fourth time it is stopped (SIGSTOP), not killed: it hangs, like a device that has died.
+    The second time the engine is stopped (SIGSTOP), not killed: it hangs, like a device that has died.
     """
     out, journal = tmp_path / "out", tmp_path / "out" / "journal" / "w0.jsonl"
-    process = rollgen.start(*options[:-1], 2 * N, "--stall-timeout", 10, "--json")
-    wait_for_shards(out, 1, process)
-    for death in range(4):
+    process = rollgen.start(*options, "--stall-timeout", 10)
+    for death, kind in enumerate((signal.SIGKILL, signal.SIGSTOP)):
+        wait_for_shards(out, journal.read_bytes().count(b"\n") + 1 if death else 1, process)
         for pid in engines_of(process):
-            os.kill(pid, signal.SIGSTOP if death == 3 else signal.SIGKILL)
+            os.kill(pid, kind)
         while sum(log.read_text().count("starting it again") for log in out.glob("logs/*.log")) == death:
             assert process.poll() is None, process.communicate()
             time.sleep(0.05)
-        if death < 3:
-            wait_for_shards(out, journal.read_bytes().count(b"\n") + 1, process)
-    stdout, stderr = process.communicate(timeout=300)
-    assert process.returncode == 0, stderr
-    summary = json.loads(stdout)
-    assert (summary["restarts"], summary["stored"], summary["failed"]) == (4, PROMPTS * 2 * N, 0)
-    assert [int(number) for number in re.findall(r"starting it again \((\d) of 5\)", stderr)] == [1, 2, 3, 4]
-    assert len(re.findall("vLLM's engine process died", stderr)) == 3
+    wait_for_shards(out, journal.read_bytes().count(b"\n") + 1, process)
+
+    os.killpg(process.pid, signal.SIGINT)  # the whole foreground group, as a terminal does
+    assert process.wait(timeout=60) == 130
+    stderr = rollgen.wait_until_gone(process)
+    assert [int(number) for number in re.findall(r"starting it again \((\d) of 5\)", stderr)] == [1, 2]
+    assert len(re.findall("vLLM's engine process died", stderr)) == 1
     assert "no token for" in stderr
-    assert keys(out) == planned(n=2 * N)
-    assert group_members(process) == []
+    end = stderr.rpartition("starting it again")[2]
+    assert "interrupted by SIGINT" in end
+    assert "rollgen: error" not in end
+    assert "Traceback" not in end
+    assert not list(out.glob("data/.tmp-*"))
+    before = {file.name: file.read_bytes() for file in out.glob("data/part-*.parquet")}
+    stored = keys(out)
+    assert 0 < len(stored) < PROMPTS * N
+    assert sum(json.loads(line)["rows"] for line in journal.read_text().splitlines()) == len(stored)
+
+    started = time.monotonic()
+    refused = rollgen(*options, "--resume", "--temperature", 0.9, code=4)
+    assert "temperature (1.0 -> 0.9)" in refused.stderr
+    assert time.monotonic() - started < 30, "refused before a model loads"
+    assert "holds a run already" in rollgen(*options, code=2).stderr
+
+    summary = json.loads(rollgen(*options, "--resume", "--json").stdout)
+    assert summary["stored_before"] == len(stored)
+    assert summary["stored"] == PROMPTS * N - len(stored)
+    assert (summary["restarts"], summary["failed"]) == (0, 0)
+    assert keys(out) == planned()
+    assert all((out / "data" / name).read_bytes() == content for name, content in before.items())
+
+    again = json.loads(rollgen(*options, "--resume", "--json").stdout)
+    assert (again["stored_before"], again["stored"], again["owed"]) == (PROMPTS * N, 0, 0)
+
+    fewer = [*options[: options.index("--n")], "--n", N - 1]
+    assert "n: " in rollgen(*fewer, "--resume", code=4).stderr
+
+
+def test_killing_rollgen_alone_ends_an_engine_that_loads(rollgen: Any, options: list[object]) -> None:
+    """kill -9 of the one process that could clean up: the engine's find out when they start."""
+    process = rollgen.start(*options)
+    while len(rollgen.members(process)) < 3:  # vLLM's resource tracker, and the engine
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.kill()
+    rollgen.wait_until_gone(process)
 
 
 def rows(out: Path) -> dict[tuple[str, int, int], dict[str, Any]]:

@@ -21,8 +21,6 @@ REPOSITORY = Path(__file__).parents[2]
 TASKS = 4
 SETTINGS = ("--dtype", "float32", "--top-k", 20, "--max-tokens", 24, "--max-model-len", 128, "--commit-interval", 0.5)
 """Of every run."""
-MEMORY = ("--engine-arg", "kv_cache_memory_bytes=67108864")
-"""Several engines at once are given little."""
 
 
 @pytest.fixture
@@ -56,7 +54,6 @@ def test_replicas_and_the_death_of_one(rollgen: Any, tiny_model: Path, prompts: 
         "--out",
         out,
         *SETTINGS,
-        *MEMORY,
         "--replicas",
         2,
         "--n",
@@ -90,7 +87,7 @@ def array(
     def start(task: int) -> subprocess.Popen[str]:
         slurm = {"TASK_ID": task, "TASK_MIN": 0, "TASK_MAX": TASKS - 1, "TASK_STEP": 1, "TASK_COUNT": TASKS}
         environment = {f"SLURM_ARRAY_{name}": str(value) for name, value in slurm.items()}
-        command = [prompts, "--model", tiny_model, "--out", tmp_path / "out", *SETTINGS, *MEMORY, "--n", 4]
+        command = [prompts, "--model", tiny_model, "--out", tmp_path / "out", *SETTINGS, "--n", 4]
         process = subprocess.Popen(
             ["bash", REPOSITORY / "examples" / "slurm.sbatch", *map(str, command)],
             stdout=subprocess.PIPE,
@@ -98,6 +95,7 @@ def array(
             text=True,
             cwd=rollgen.scratch,
             env=os.environ
+            | rollgen.environment
             | {"PATH": f"{rollgen.directory}:{os.environ['PATH']}", "TMPDIR": str(rollgen.scratch)}
             | environment,
             start_new_session=True,

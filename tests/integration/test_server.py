@@ -24,8 +24,7 @@ from rollgen.engines.http import HttpEngine
 from rollgen.engines.server import describe
 from rollgen.errors import UsageError
 from rollgen.format.journal import list_shards
-from rollgen.prompts.plan import Plan
-from rollgen.rollouts import Completion, Prompt, Sampling
+from rollgen.rollouts import Prompt, Sampling
 
 pytestmark = pytest.mark.vllm
 
@@ -126,40 +125,28 @@ def make_engine(url: str, capture: str = "auto", *, untruncated: str = "none", *
     )
 
 
-def sample_plan(engine: HttpEngine, dataset: Path) -> list[Completion]:
-    """What a dataset has planned, one request after the other."""
-
-    async def run() -> list[Completion]:
-        await engine.start()
-        try:
-            prompts = [*Plan(dataset / "plan.parquet").rows()]
-            return [await engine.sample(SampleRequest(prompt, k)) for prompt in prompts for k in range(prompt.n)]
-        finally:
-            engine.close()
-
-    return asyncio.run(run())
-
-
 @pytest.mark.parametrize("capture", ["native", "logprobs"])
-def test_samples_are_those_of_vllm_in_process(
-    servers: dict[str, VllmServer], in_process: dict[str, Path], capture: str
+def test_dataset_is_that_of_vllm_in_process(
+    servers: dict[str, VllmServer],
+    in_process: dict[str, Path],
+    prompts: Path,
+    rollgen: Any,
+    tmp_path: Path,
+    capture: str,
 ) -> None:
-    """4 prompts, 2 samples each: tokens, masks and ends are equal for equal seeds, logprobs to 4e-5."""
-    engine = make_engine(servers[capture].url)
-    assert engine.capture == capture
-    rows = read_rows(in_process[capture])
-    completions = sample_plan(engine, in_process[capture])
-    assert len(completions) == len(rows) == 8
-    for completion in completions:
-        row = rows[completion.prompt_id, completion.sample_index]
-        assert completion.token_ids.tolist() == row["token_ids"]
-        assert np.split(completion.mask_ids, completion.mask_offsets[1:-1])[0].tolist() == row["sampling_mask"][0]
-        assert completion.mask_ids.tolist() == [token for mask in row["sampling_mask"] for token in mask]
-        np.testing.assert_allclose(completion.logprobs, row["logprobs"], atol=4e-5)
-        assert completion.finish_reason == row["finish_reason"]
-        assert completion.stop_reason == row["stop_reason"]
-        assert completion.seed == row["seed"]
-        assert completion.weight_versions is not None
+    """4 prompts, 2 samples each, one request at a time: every column is equal, logprobs to 4e-5; and it is sound."""
+    out = tmp_path / "out"
+    rollgen("generate", prompts, "--out", out, "--server", servers[capture].url, *flags(), "--max-num-seqs", 1)
+    rollgen("verify", out)
+    assert json.loads((out / "rollgen.json").read_text())["capture"] == capture
+    rows, expected = read_rows(out), read_rows(in_process[capture])
+    assert len(rows) == len(expected) == 8
+    for key, row in expected.items():
+        np.testing.assert_allclose(rows[key]["logprobs"], row.pop("logprobs"), atol=4e-5)
+        assert {name: rows[key][name] for name in row} == row
+        assert rows[key]["weight_versions"] is not None
+    told = b"".join(path.read_bytes() for path in out.rglob("*") if path.is_file())
+    assert KEY.encode() not in told
 
 
 def test_descriptions(servers: dict[str, VllmServer]) -> None:
@@ -223,22 +210,6 @@ def test_cancelled_requests_are_aborted(servers: dict[str, VllmServer]) -> None:
 
     asyncio.run(cancel())
     assert server.generated() < 250
-
-
-def test_command_line(
-    servers: dict[str, VllmServer], in_process: dict[str, Path], prompts: Path, rollgen: Any, tmp_path: Path
-) -> None:
-    """One request at a time: a dataset that is equal, and sound; the model is where the server has it from."""
-    out = tmp_path / "out"
-    rollgen("generate", prompts, "--out", out, "--server", servers["logprobs"].url, *flags(), "--max-num-seqs", 1)
-    rollgen("verify", out)
-    rows, expected = read_rows(out), read_rows(in_process["logprobs"])
-    for key, row in expected.items():
-        np.testing.assert_allclose(rows[key]["logprobs"], row.pop("logprobs"), atol=4e-5)
-        assert {name: rows[key][name] for name in row} == row
-    assert len(rows) == len(expected)
-    told = b"".join(path.read_bytes() for path in out.rglob("*") if path.is_file())
-    assert KEY.encode() not in told
 
 
 def test_server_killed_in_mid_run(
