@@ -231,13 +231,21 @@ def continue_run(preflight: Preflight, directory: Path) -> Preflight:
 
 
 def check_engine(preflight: Preflight, engine: SampledBy) -> None:
-    """A continued run must be sampled in the dtype it began with, and with all that is stored. Raises ResumeRefused."""
-    if preflight.stored is None:
+    """A continued run is sampled in its dtype, with its capture, and with all that it stores. Raises ResumeRefused."""
+    stored = preflight.stored
+    if stored is None:
         return
-    dtype = preflight.stored.model.dtype
-    if dtype != engine.dtype:
-        raise ResumeRefused(f"this run was sampled in {dtype}, here dtype is {engine.dtype}; pass --dtype {dtype}")
-    _check_extras(preflight.stored, engine)
+    if stored.model.dtype != engine.dtype:
+        raise ResumeRefused(
+            f"this run was sampled in {stored.model.dtype}, here dtype is {engine.dtype}; pass --dtype "
+            f"{stored.model.dtype}"
+        )
+    if stored.capture != engine.capture:  # of two that began together with --capture auto, the other was first
+        raise ResumeRefused(
+            f"the masks of this run are captured as {stored.capture!r}, and the engine here gives {engine.capture!r}; "
+            f"pass --capture {stored.capture} to all of them, or give them engines that can do the same"
+        )
+    _check_extras(stored, engine)
 
 
 def _check_extras(stored: Manifest, engine: SampledBy) -> None:

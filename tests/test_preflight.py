@@ -200,6 +200,15 @@ def test_engine_must_have_the_dtype_of_the_run(runs: Runs, planned: Callable[...
         check_engine(preflight, FakeEngine(dtype="float16"))
 
 
+def test_engine_must_have_the_capture_of_the_run(runs: Runs, planned: Callable[..., Preflight]) -> None:
+    """Parts that begin together with `auto` may have engines that can do different things; the first decides."""
+    runs()
+    preflight = planned(runs.out, n=2, top_k=8)
+    check_engine(preflight, FakeEngine(capture="logprobs"))
+    with pytest.raises(ResumeRefused, match="captured as 'logprobs', and the engine here gives 'native'; pass --cap"):
+        check_engine(preflight, FakeEngine(capture="native"))
+
+
 def test_damaged_plan_is_an_error(runs: Runs, planned: Callable[..., Preflight]) -> None:
     """With other prompts or settings than the last start's it cannot be made again."""
     runs()

@@ -3,20 +3,30 @@
 Ray Data gives a replica's output only when the whole task is over, and none of one that died. News come at once: the
 journal, the totals and the failures are up to date, and the deaths of a replica are counted while Ray restarts it.
 News are no proof of anything: whatever they leave out is found in the dataset directory.
+
+Where there is no directory that all share, it is their post office too: what replicas read of the run is to be had
+here, and the driver takes the shards that they send (`parcels.py`, `delivery.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 from rollgen.cluster.receipts import Receipt
 from rollgen.engines.base import SampleRequest
 from rollgen.errors import RollgenError
 from rollgen.format.failures import Stage
 
+if TYPE_CHECKING:
+    from rollgen.rollouts import Int64Array
+
+Materials = Mapping[str, Sequence[Any]]
+"""Files by name, each as references to the parts of its content, which the driver owns."""
 MAX_BEGINNINGS: Final = 2
 """Of a task in one round: then it is put off, since its samples may be what kills its replica."""
 
@@ -86,13 +96,35 @@ class Rested:
 News = Started | Loaded | Committed | Failed | Resampled | Warned | Died | Refused | Rested
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Parcel:
+    """A shard that waits for the driver."""
+
+    number: int
+    replica: str
+    task: str
+    receipt: Receipt
+    """Its line has no name of a shard: that is for the driver to give."""
+
+
+Verdict = Receipt | RollgenError
+"""On a parcel: what has been committed, or why nothing has been."""
+
+
 class Board:
     """Made a Ray actor by the driver, which is its only reader."""
 
-    def __init__(self) -> None:
+    def __init__(self, materials: Materials) -> None:
+        self._materials = materials
         self._news: list[tuple[str, News]] = []
         self._beginnings: Counter[str] = Counter()
         self._stopping = asyncio.Event()
+        self._numbers = itertools.count()
+        self._parcels: asyncio.Queue[Parcel | None] = asyncio.Queue()
+        self._contents: dict[int, bytes] = {}
+        self._verdicts: dict[int, asyncio.Future[Verdict]] = {}
+        self._stored: defaultdict[str, list[Int64Array]] = defaultdict(list)
+        self._is_closed = False
 
     async def begin(self, task: str) -> bool:
         """Whether a replica is to make this task now. To be asked each time it is handed one."""
@@ -117,3 +149,41 @@ class Board:
     async def stopping(self) -> None:
         """Wait until there is a stop."""
         await self._stopping.wait()
+
+    async def materials(self) -> Materials:
+        """What a replica is to read, where it cannot read it in the dataset directory."""
+        return self._materials
+
+    async def send(self, replica: str, task: str, receipt: Receipt, content: bytes) -> Verdict:
+        """Send the driver a shard of a task, and wait for its word on it."""
+        parcel = Parcel(next(self._numbers), replica, task, receipt)
+        self._contents[parcel.number] = content
+        verdict: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+        self._verdicts[parcel.number] = verdict
+        self._parcels.put_nowait(parcel)
+        return await verdict
+
+    async def stored(self, task: str) -> list[Int64Array]:
+        """Positions of a task that the driver has committed."""
+        return self._stored[task]
+
+    async def next_parcel(self) -> Parcel | None:
+        """For the driver, who takes one after the other: waits for one. None once the board is closed."""
+        parcel = await self._parcels.get()
+        return None if self._is_closed else parcel
+
+    async def content(self, parcel: Parcel) -> bytes:
+        """The shard. It is not here any more then."""
+        return self._contents.pop(parcel.number)
+
+    async def answer(self, parcel: Parcel, verdict: Verdict) -> None:
+        """Let the sender know."""
+        self._contents.pop(parcel.number, None)
+        if isinstance(verdict, Receipt):
+            self._stored[parcel.task].append(verdict.positions.copy())  # what came with a message stays in Ray's store
+        self._verdicts.pop(parcel.number).set_result(verdict)
+
+    async def close(self) -> None:
+        """Nothing that is still sent arrives. Its senders wait until this board is gone."""
+        self._is_closed = True
+        self._parcels.put_nowait(None)

@@ -6,7 +6,7 @@ News may come twice, late or never: a shard counts once, by its name, and what i
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,12 +22,11 @@ from rollgen.cluster.board import (
     Started,
     Warned,
 )
-from rollgen.cluster.receipts import Positions, Receipt, read_receipt
-from rollgen.cluster.tasks import Task
+from rollgen.cluster.receipts import Positions, Receipt
 from rollgen.engines.base import SampleRequest
-from rollgen.errors import DatasetError, EngineError, RollgenError
+from rollgen.errors import EngineError, RollgenError
 from rollgen.format.failures import Stage
-from rollgen.format.journal import list_shards, parse_shard_name
+from rollgen.format.journal import JournalLine
 from rollgen.loop.crew import Job
 from rollgen.loop.engines import BARREN_DEATHS
 from rollgen.loop.sampling import record_failure, too_many_failures
@@ -48,14 +47,18 @@ class _Replica:
 
 
 class Books:
-    """The books of one job. `positions` are those of its run."""
+    """The books of one job. `positions` are those of its run; `journal` adds the line of a shard, durably."""
 
-    def __init__(self, job: Job, positions: Positions, *, replicas: int) -> None:
+    def __init__(
+        self, job: Job, positions: Positions, *, replicas: int, journal: Callable[[JournalLine], None]
+    ) -> None:
         self._job = job
         self._positions = positions
+        self._journal = journal
         self._restarts_left = job.preflight.config.max_restarts * replicas
         self._replicas: dict[str, _Replica] = {}
-        self._received: set[str] = set()
+        self.received: set[str] = set()
+        """Names of the shards that count."""
         self._failed: set[int] = set()
         self._sampling_since: float | None = None
         self.last_death = ""
@@ -88,20 +91,23 @@ class Books:
             self._job.stats.seconds = time.monotonic() - self._sampling_since
         self._job.reporter.progress(self._job.stats)
 
-    def close_round(self, tasks: Iterable[Task]) -> None:
-        """Look after what was stored and never told. From now on nobody can store anything of these tasks.
-
-        Raises DatasetError for a shard that is damaged.
-        """
-        slot, names = self._job.slot, {task.name for task in tasks}
-        with slot.section():
-            slot.renew()
-            shards = [path for path in list_shards(slot.directory) if path.name not in self._received]
-        digest = self._job.manifest.config_digest
-        for path in shards:
-            parsed = parse_shard_name(path.name)
-            if parsed is not None and parsed[0] in names:
-                self._received_shard(read_receipt(path, None, digest, self._positions))
+    def receive(self, receipt: Receipt) -> None:
+        """Count a shard. Its line is durable on return. Raises DatasetError when it cannot be written."""
+        if receipt.line.file in self.received:
+            return
+        self._journal(receipt.line)
+        self.received.add(receipt.line.file)
+        stats = self._job.stats
+        stats.stored += receipt.line.rows
+        stats.tokens += receipt.line.tokens
+        stats.mask_ids += receipt.line.mask_ids
+        stats.masked_tokens += receipt.masked_tokens
+        stats.length_finishes += receipt.length_finishes
+        for position in receipt.positions.tolist():
+            self._job.owed.settle(position)
+            if position in self._failed:  # by a replica that died, and was made by the next one
+                self._failed.remove(position)
+                stats.failed -= 1
 
     def _enter(self, replica: _Replica, news: News) -> None:
         match news:
@@ -113,7 +119,7 @@ class Books:
                 self._loaded()
             case Committed():
                 replica.barren = 0
-                self._received_shard(news.receipt)
+                self.receive(news.receipt)
             case Failed():
                 self._sample_failed(news.request, news.stage, news.error)
             case Resampled():
@@ -131,30 +137,6 @@ class Books:
         if self._sampling_since is None:
             self._sampling_since = time.monotonic()
             self._job.reporter.phase("generate")
-
-    def _received_shard(self, receipt: Receipt) -> None:
-        """Its line is durable on return. Raises DatasetError when it cannot be written: a resume adds it."""
-        if receipt.line.file in self._received:
-            return
-        try:
-            self._job.slot.append(receipt.line)
-        except OSError as error:
-            raise DatasetError(
-                f"{error.filename or self._job.slot.directory}: the journal line of {receipt.line.file} cannot be "
-                f"written: {error.strerror or error}; make room there, then continue with --resume"
-            ) from error
-        self._received.add(receipt.line.file)
-        stats = self._job.stats
-        stats.stored += receipt.line.rows
-        stats.tokens += receipt.line.tokens
-        stats.mask_ids += receipt.line.mask_ids
-        stats.masked_tokens += receipt.masked_tokens
-        stats.length_finishes += receipt.length_finishes
-        for position in receipt.positions.tolist():
-            self._job.owed.settle(position)
-            if position in self._failed:  # by a replica that died, and was made by the next one
-                self._failed.remove(position)
-                stats.failed -= 1
 
     def _sample_failed(self, request: SampleRequest, stage: Stage, error: str) -> None:
         job = self._job

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import math
 import os
@@ -29,7 +30,8 @@ from rollgen.errors import EngineError, UsageError
 
 LOCAL: Final = "local"
 LOCAL_STORE_BYTES: Final = 128 << 20
-"""Of shared memory for a Ray that is started here: it carries tasks, not data."""
+"""Of shared memory for a Ray that is started here: it carries tasks, and shards for object storage, not for long. What
+does not fit goes to the disk."""
 REPLICA_CPUS: Final = 0.25
 """That a replica reserves. Ray Data needs some too, and hangs in silence when replicas have taken all."""
 POLL_SECONDS: Final = 1.0
@@ -37,6 +39,9 @@ POLL_SECONDS: Final = 1.0
 PATIENCE_SECONDS: Final = 10.0
 """For room on the cluster, after which the user is told."""
 CONNECT_SECONDS: Final = 10.0
+_LIBC: Final = ctypes.CDLL(None)
+_SIGACTION_BYTES: Final = 256
+"""More than a `struct sigaction` has on any Linux."""
 _LOG: Final = logging.getLogger("rollgen")
 
 
@@ -162,13 +167,17 @@ def _nodes() -> list[dict[str, Any]]:
 
 @contextmanager
 def _kept_signals() -> Iterator[None]:
-    """Ray ends the process on SIGTERM, at once: that is not for Ray to decide."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+    """Ray ends the process on SIGTERM, at once: that is not for Ray to decide.
+
+    It does so in Python where it is started in the main thread, and beneath Python, as for a crash, everywhere.
+    """
+    in_main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGTERM)
+    action = ctypes.create_string_buffer(_SIGACTION_BYTES)
+    _LIBC.sigaction(signal.SIGTERM, None, action)
     try:
         yield
     finally:
-        if before is not None:  # None: not installed from Python, so that Python cannot put it back
+        if in_main and before is not None:  # None: not installed from Python, so that Python cannot put it back
             signal.signal(signal.SIGTERM, before)
+        _LIBC.sigaction(signal.SIGTERM, action, None)

@@ -16,13 +16,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
+from uuid import uuid4
 
 import ray
 import ray.data
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rollgen.cluster.board import Board
+from rollgen.cluster.board import Board, Materials
 from rollgen.cluster.books import Books
 from rollgen.cluster.connect import (
     POLL_SECONDS,
@@ -34,10 +35,10 @@ from rollgen.cluster.connect import (
     room_note,
     waiting_note,
 )
+from rollgen.cluster.delivery import Delivery, delivery_of
 from rollgen.cluster.engine import VLLM, EngineFacts, EngineSpec, examine
 from rollgen.cluster.receipts import Positions
 from rollgen.cluster.replica import Orders, Replica
-from rollgen.cluster.slot import Employer
 from rollgen.cluster.tasks import Task, cut_tasks
 from rollgen.errors import EngineError, RollgenError
 from rollgen.loop.crew import Job
@@ -87,13 +88,15 @@ class RayCrew:
         """See `loop.crew.Crew`. Interrupted, replicas have REST_SECONDS to commit what is finished; so have they when
         the job cannot go on. What they cannot commit by then is made again by the next attempt."""
         positions = Positions(job.owed.plan.offsets, job.owed.retries)
-        books = Books(job, positions, replicas=self._replicas)
+        delivery = await asyncio.to_thread(delivery_of, job, positions)
+        books = Books(job, positions, replicas=self._replicas, journal=delivery.journal)
         while tasks := cut_tasks(job.owed, job.slot.attempt, replicas=self._replicas, window=self._window):
             before = len(job.owed)
             try:
-                await self._round(job, books, tasks)
+                await self._round(job, books, delivery, tasks)
             finally:
-                books.close_round(tasks)
+                for receipt in delivery.untold(tasks, books.received):
+                    books.receive(receipt)
             if len(job.owed) == before:
                 raise EngineError(
                     f"{books.last_death or 'Ray has lost what was made'}; {before} samples are owed, and none of them "
@@ -104,12 +107,12 @@ class RayCrew:
         """Leave the cluster, which ends what was started there. Safe to call twice."""
         self._leave()
 
-    async def _round(self, job: Job, books: Books, tasks: Sequence[Task]) -> None:
+    async def _round(self, job: Job, books: Books, delivery: Delivery, tasks: Sequence[Task]) -> None:
         """Raises what `books` has for a problem, and EngineError for what Ray has."""
         books.begin_round()
-        employer = Employer(job.slot.directory.resolve(), job.slot.writer, job.slot.attempt)
-        orders = Orders(self._spec, employer, board=f"rollgen-{employer.attempt}")
-        board = _make_board(orders.board)
+        orders = Orders(self._spec, delivery.employer, board=f"rollgen-{uuid4().hex}")
+        board = _make_board(orders.board, delivery.materials)
+        receiving = asyncio.create_task(delivery.receive(board, books.enter))
         stream = _Stream(tasks, orders, replicas=min(self._replicas, len(tasks)), gpus=self._gpus)
         stream.start()
         deadline = time.monotonic() + PATIENCE_SECONDS
@@ -117,13 +120,15 @@ class RayCrew:
             while not stream.over and books.problem is None:
                 await asyncio.sleep(TICK_SECONDS)
                 books.enter(await board.take.remote())
+                if receiving.done():
+                    receiving.result()
                 if not books.has_replicas and time.monotonic() >= deadline:
                     deadline = math.inf
                     job.reporter.note(waiting_note(self._gpus))
         except RayError as error:
             raise EngineError(f"Ray ended the job: {_one_line(error)}") from error
         finally:
-            await _rest(board, books, stream)
+            await _rest(board, books, stream, receiving)
         if books.problem is not None:
             raise books.problem
         if stream.error is not None:
@@ -198,15 +203,18 @@ def _examined(spec: EngineSpec, gpus: int, given_up: Callable[[], bool]) -> Engi
     return found
 
 
-def _make_board(name: str) -> Any:
+def _make_board(name: str, materials: Materials) -> Any:
     """On this node, and gone with this process."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     remote: Any = ray.remote(Board)
-    return remote.options(name=name, num_cpus=0, max_concurrency=_CALLERS, scheduling_strategy=here).remote()
+    return remote.options(name=name, num_cpus=0, max_concurrency=_CALLERS, scheduling_strategy=here).remote(materials)
 
 
-async def _rest(board: Any, books: Books, stream: _Stream) -> None:
-    """End a round, before its time or not: let replicas commit what is finished, and read the last news."""
+async def _rest(board: Any, books: Books, stream: _Stream, receiving: asyncio.Task[None]) -> None:
+    """End a round, before its time or not: let replicas commit what is finished, and read the last news.
+
+    A commit of the driver's that has begun is waited for, however long it takes.
+    """
     try:
         with suppress(RayError, TimeoutError):  # without a board there is nobody to wait for
             async with asyncio.timeout(REST_SECONDS):
@@ -217,6 +225,9 @@ async def _rest(board: Any, books: Books, stream: _Stream) -> None:
                     books.enter(await board.take.remote())
     finally:
         stream.stop()
+        with suppress(RayError):
+            await board.close.remote()
+            await receiving
     deadline = time.monotonic() + LEAVE_SECONDS
     while not stream.over and time.monotonic() < deadline:
         await asyncio.sleep(0.1)

@@ -1,4 +1,4 @@
-"""The Ray Data actor: one engine, several tasks at once, their shards committed here.
+"""The Ray Data actor: one engine, several tasks at once, whose shards go where its workplace says.
 
 A replica lets no error out, which Ray would take for one of the job: what a sample, an engine or a configuration did
 wrong is news (`board.py`). When its engine is dead it commits everything that is finished and ends itself, so that Ray
@@ -11,10 +11,11 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +23,6 @@ import ray
 from ray.exceptions import RayError
 
 from rollgen.cluster.board import (
-    Committed,
     Died,
     Failed,
     Loaded,
@@ -34,23 +34,20 @@ from rollgen.cluster.board import (
     Warned,
 )
 from rollgen.cluster.engine import EngineSpec, make_engine
-from rollgen.cluster.receipts import Positions, Receipt, read_receipt
-from rollgen.cluster.slot import Abandoned, Employer, Overtaken, TaskSlot
+from rollgen.cluster.slot import Abandoned, Employer, Overtaken
 from rollgen.cluster.tasks import Task
+from rollgen.cluster.workplace import Workplace, open_workplace
 from rollgen.engines.base import Engine, SampleRequest
-from rollgen.errors import EngineError, RollgenError, UnfitEngine, UsageError
-from rollgen.format.commit import is_current
+from rollgen.errors import EngineError, RollgenError, UnfitEngine
 from rollgen.format.failures import Stage
-from rollgen.format.journal import JournalLine
-from rollgen.format.manifest import read_manifest
-from rollgen.format.retries import read_retries
-from rollgen.format.schema import PLAN_FILE
 from rollgen.format.writer import ShardWriter
 from rollgen.loop.owed import Owed
 from rollgen.loop.report import RunStats
 from rollgen.loop.sampling import TICK_SECONDS, Sampler
 from rollgen.loop.work import Work
-from rollgen.prompts.plan import Plan
+
+if TYPE_CHECKING:
+    from rollgen.rollouts import Int64Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +55,8 @@ class Orders:
     """What a replica is told when it is made."""
 
     engine: EngineSpec
-    employer: Employer
+    employer: Employer | None
+    """Whom to ask before it commits anything; None where the driver does that."""
     board: str
     """Name of the Ray actor."""
 
@@ -67,16 +65,12 @@ class Replica:
     """What Ray Data makes an actor of. Called with a table of one task; gives it back when that is over."""
 
     def __init__(self, orders: Orders) -> None:
-        directory = orders.employer.directory
         self._orders = orders
-        self._name = ray.get_runtime_context().get_actor_id()
+        self._name = str(ray.get_runtime_context().get_actor_id())
         self._board: Any = ray.get_actor(orders.board)
-        self._manifest = read_manifest(directory)
-        self._plan = Plan(directory / PLAN_FILE)
-        self._retries = read_retries(directory, self._manifest)
-        self._positions = Positions(self._plan.offsets, self._retries)
         self._engine: Engine | None = None
-        self._loading: asyncio.Task[Engine] | None = None
+        self._workplace: Workplace | None = None
+        self._loading: asyncio.Task[tuple[Engine, Workplace]] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._making: set[asyncio.Task[None]] = set()
         self._is_dying = False
@@ -92,13 +86,15 @@ class Replica:
             if await self._board.begin.remote(task.name):
                 await self._outlast(asyncio.create_task(self._make(task)))
         except RayError:  # the board is gone, and with it the driver
-            _end()
+            self._end()
         yield batch
 
     def __del__(self) -> None:
         """Ray lets go of the replica of a job that is over before it ends the process."""
         if self._engine is not None:
             self._engine.close()
+        if self._workplace is not None:
+            self._workplace.close()
 
     async def _outlast(self, making: asyncio.Task[None]) -> None:
         """Wait until it is over. Never returns where this process is about to end: nothing must seem done by that."""
@@ -119,16 +115,16 @@ class Replica:
             await self._cancel(set(self._making))
             await self._post(Rested())
         except RayError:
-            _end()
+            self._end()
 
     async def _make(self, task: Task) -> None:
         """Make what is not stored of a task, whoever else makes it. What goes wrong is news."""
         try:
-            engine = await self._started_engine()
-            while await self._is_overtaken(task, engine):
+            engine, workplace = await self._started()
+            while await self._is_overtaken(task, engine, workplace):
                 pass
         except Abandoned:
-            _end()
+            self._end()
         except UnfitEngine as error:
             await self._post(Refused(error))
         except EngineError as error:
@@ -136,10 +132,10 @@ class Replica:
         except RollgenError as error:
             await self._post(Refused(error))
 
-    async def _is_overtaken(self, task: Task, engine: Engine) -> bool:
+    async def _is_overtaken(self, task: Task, engine: Engine, workplace: Workplace) -> bool:
         """Make what is not stored of a task, unless another process stores some of it meanwhile. Raises as below."""
         try:
-            await self._make_rest(task, engine)
+            await self._make_rest(task, engine, workplace)
         except Overtaken:
             making = asyncio.current_task()
             assert making is not None
@@ -148,40 +144,30 @@ class Replica:
             return True
         return False
 
-    async def _started_engine(self) -> Engine:
-        """Raises UsageError and EngineError."""
+    async def _started(self) -> tuple[Engine, Workplace]:
+        """Raises UsageError, DatasetError and EngineError."""
         if self._loading is None:
             self._loading = asyncio.create_task(self._load())
         return await asyncio.shield(self._loading)
 
-    async def _load(self) -> Engine:
-        await asyncio.to_thread(self._check_locks)
+    async def _load(self) -> tuple[Engine, Workplace]:
+        workplace = await asyncio.to_thread(
+            open_workplace, self._orders.employer, self._board, self._name, self._post_soon
+        )
+        self._workplace = workplace
         self._engine = await asyncio.to_thread(make_engine, self._orders.engine)
         await self._engine.start()
         await self._post(Loaded())
-        return self._engine
+        return self._engine, workplace
 
-    def _check_locks(self) -> None:
-        """Raise UsageError where the driver, who is there, seems to be gone: it would also seem so at each commit."""
-        employer = self._orders.employer
-        if not is_current(*employer):
-            raise UsageError(
-                f"{employer.directory}: on {socket.gethostname()} the lock of the run's writer is not seen: this is "
-                "another directory there, or file locks (flock) of its file system do not reach other nodes; mount it "
-                "with locks that do (Lustre: flock; NFS 4: without local_lock)"
-            )
-
-    async def _make_rest(self, task: Task, engine: Engine) -> None:
+    async def _make_rest(self, task: Task, engine: Engine, workplace: Workplace) -> None:
         """Raises EngineError, Abandoned, Overtaken, and what the writer raised; what was finished is committed."""
-        slot = TaskSlot(self._orders.employer, task.name, self._committed)
-        stored = [await asyncio.to_thread(self._receipt, path, None) for path in slot.stored]
-        for receipt in stored:
-            await self._post(Committed(receipt))
-        owed = self._owed(task, stored)
+        slot, stored = await asyncio.to_thread(workplace.take_up, task)
+        owed = _owed(workplace, task, stored)
         if not len(owed):
             return
         interval = self._orders.engine.config.commit_interval
-        with ShardWriter(slot, self._manifest, commit_interval=interval) as writer:
+        async with _entered(ShardWriter(slot, workplace.files.manifest, commit_interval=interval)) as writer:
             jobs = {
                 asyncio.create_task(self._sampler(engine, owed, writer).run()),
                 asyncio.create_task(self._tick(engine, writer)),
@@ -192,13 +178,6 @@ class Replica:
                     job.result()
             finally:
                 await self._cancel(jobs)
-
-    def _owed(self, task: Task, stored: list[Receipt]) -> Owed:
-        done = np.ones(self._positions.count, np.bool_)
-        done[task.positions] = False
-        for receipt in stored:
-            done[receipt.positions] = True
-        return Owed(self._plan, self._retries, done)
 
     def _sampler(self, engine: Engine, owed: Owed, writer: ShardWriter) -> Sampler:
         return Sampler(
@@ -221,12 +200,6 @@ class Replica:
                 self._resampled += more
                 await self._post(Resampled(more))
 
-    def _committed(self, path: Path, line: JournalLine) -> None:
-        self._post_soon(Committed(self._receipt(path, line)))
-
-    def _receipt(self, path: Path, line: JournalLine | None) -> Receipt:
-        return read_receipt(path, line, self._manifest.config_digest, self._positions)
-
     def _failed(self, request: SampleRequest, stage: Stage, error: str) -> None:
         self._post_soon(Failed(request, stage, error))
 
@@ -237,7 +210,7 @@ class Replica:
         self._is_dying = True
         await self._cancel(self._making - {asyncio.current_task()})
         await self._post(Died(f"{error}; the log of {socket.gethostname()} is {_log()}"))
-        _end()
+        self._end()
 
     async def _cancel(self, tasks: set[asyncio.Task[None]]) -> None:
         """Cancel these, and wait until they are over."""
@@ -253,10 +226,45 @@ class Replica:
     def _post_soon(self, news: News) -> None:
         self._board.post.remote(self._name, news)
 
+    def _end(self) -> NoReturn:
+        """End this process, whatever its threads do. The kernel ends the engine's (`engines/children.py`)."""
+        if self._workplace is not None:
+            self._workplace.close()
+        os._exit(1)
 
-def _end() -> NoReturn:
-    """End this process, whatever its threads do. The kernel ends the engine's (`engines/children.py`)."""
-    os._exit(1)
+
+def _owed(workplace: Workplace, task: Task, stored: Int64Array) -> Owed:
+    """What is to be made of a task."""
+    files = workplace.files
+    done = np.ones(files.positions.count, np.bool_)
+    done[task.positions] = False
+    done[stored] = True
+    return Owed(files.plan, files.retries, done)
+
+
+@asynccontextmanager
+async def _entered(writer: ShardWriter) -> AsyncIterator[ShardWriter]:
+    """Left in a thread, which is waited for even when this is cancelled: the last commit may take long."""
+    with ExitStack() as left:
+        left.enter_context(writer)
+        try:
+            yield writer
+        finally:
+            await _finished(left.pop_all().close)
+
+
+async def _finished(call: Callable[[], None]) -> None:
+    """Run it in a thread to its end. Raises what it raises, or else what came meanwhile: CancelledError."""
+    running = asyncio.ensure_future(asyncio.to_thread(call))
+    cancelled: asyncio.CancelledError | None = None
+    while not running.done():
+        try:
+            await asyncio.wait({running})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    running.result()
+    if cancelled is not None:
+        raise cancelled
 
 
 def _log() -> str:

@@ -205,8 +205,10 @@ def attach_support_logprobs(native: CapturedSupport, table: LogprobTable) -> Cap
 
 
 def check_support_logprobs(support: CapturedSupport, *, vocab_size: int, sampling: Sampling | None) -> None:
-    """Raise CaptureError when the logprobs of native masks, if known, are not what the request's sampling leaves."""
+    """Raise CaptureError when native masks, or their logprobs if known, are not what the request's sampling leaves."""
     if support.support_logprobs is None:
+        if sampling is not None:
+            _refuse_too_large(support, vocab_size, sampling)
         return
     table = LogprobTable(support.mask_ids, support.support_logprobs, support.mask_offsets)
     wrong = ~table.survived
@@ -325,6 +327,28 @@ def _refuse_impossible(support: LogprobTable, seen: npt.NDArray[np.bool_], vocab
         f"{ids}excluded are in its support: it was sampled with other parameters than the request's, or the logprobs "
         "are from before truncation"
     )
+
+
+def _refuse_too_large(support: CapturedSupport, vocab_size: int, sampling: Sampling) -> None:
+    """Raise CaptureError for masks with more ids than this sampling can leave beside the sampled one.
+
+    Sound whatever the logprobs of the others are. Under min-p each has its share of the sampled id's probability at
+    least, and all sum to 1. Under top-p the whole vocabulary is left only if the least likely id has more than
+    1 - top_p, and it has no more than the others' average.
+    """
+    sizes, sampled = np.diff(support.mask_offsets), np.exp(support.logprobs, dtype=np.float64)
+    impossible = np.zeros(len(sizes), np.bool_)
+    if sampling.min_p:
+        impossible |= sampled * (1 + (sizes - 1) * sampling.min_p) > 1 + TIE_NATS
+    if sampling.top_p < 1 and vocab_size > 1:
+        impossible |= (sizes == vocab_size) & ((1 - sampled) / (vocab_size - 1) + TIE_NATS < 1 - sampling.top_p)
+    if impossible.any():
+        token = int(impossible.argmax())
+        raise CaptureError(
+            f"token {token}: its mask has {sizes[token]} ids, more than top_k={sampling.top_k}, "
+            f"top_p={sampling.top_p}, min_p={sampling.min_p} can leave: it was sampled with other parameters than the "
+            "request's"
+        )
 
 
 def _distinct(table: LogprobTable, chosen: npt.NDArray[np.bool_]) -> LogprobTable:

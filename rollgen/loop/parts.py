@@ -24,6 +24,8 @@ WRITER: Final = "w0"
 SLURM: Final = "slurm"
 _SLURM_VARIABLES: Final = ("TASK_ID", "TASK_MIN", "TASK_MAX", "TASK_STEP", "TASK_COUNT")
 _SHARD: Final = re.compile(r"(\d{1,9})/(\d{1,9})")
+_MAX_PARTS: Final = 100_000
+"""Of a run: each has a journal, and every process looks at the names of all."""
 
 
 def part_of(shard: str | None, environment: Mapping[str, str] = os.environ) -> Part:
@@ -33,8 +35,11 @@ def part_of(shard: str | None, environment: Mapping[str, str] = os.environ) -> P
     if shard == SLURM:
         return _slurm_part(environment)
     match = _SHARD.fullmatch(shard)
-    if match is None or int(match[1]) >= int(match[2]):
-        raise UsageError(f"--shard {shard}: no part; give i/N with i from 0 to N - 1, or {SLURM} in a Slurm job array")
+    if match is None or not int(match[1]) < int(match[2]) <= _MAX_PARTS:
+        raise UsageError(
+            f"--shard {shard}: no part; give i/N with i from 0 to N - 1 and N at most {_MAX_PARTS}, or {SLURM} in a "
+            "Slurm job array"
+        )
     return Part(int(match[1]), int(match[2]))
 
 
@@ -66,7 +71,8 @@ def _slurm_part(environment: Mapping[str, str]) -> Part:
         ) from None
     except ValueError:
         raise UsageError(f"--shard {SLURM}: {', '.join(names)} are not all numbers; give --shard i/N") from None
-    tasks = range(least, most + 1, max(step, 1))
+    is_array = 0 <= least <= most < least + max(step, 1) * count and step >= 0 and count <= _MAX_PARTS
+    tasks = range(least, most + 1, max(step, 1)) if is_array else range(0)
     if len(tasks) != count or task not in tasks:
         raise UsageError(
             f"--shard {SLURM}: task {task} of {count} from {least} to {most} in steps of {step}: which part it is "

@@ -49,7 +49,6 @@ from rollgen.preflight import (
 )
 from rollgen.prompts.plan import Plan
 from rollgen.prompts.sources import PromptInput
-from rollgen.remote.objects import is_url
 
 CrewFactory = Callable[[Preflight], Crew]
 
@@ -112,8 +111,8 @@ def generate(
     With `retry` (see `retry.py`), `config.max_tokens` is that of the retry.
     """
     start, part = Start(resume, clean, retry), part_of(config.shard)
-    if config.ray is not None:
-        _check_ray(out, part)
+    if config.ray is not None and part != WHOLE:
+        raise UsageError("--ray and --shard exclude each other: Ray divides the work itself")
     writer = writer_name(part)
     with open_place(out, writer, part, clean=clean, note=reporter.note) as place:
         start.check(place.directory, part)  # before anything is made
@@ -130,17 +129,6 @@ def generate(
         if stats.stored or part != WHOLE:  # another part may have left the card to this one, which was still there
             reporter.grown(place)
     return stats
-
-
-def _check_ray(out: str | Path, part: Part) -> None:
-    """Raise UsageError for what replicas on other machines cannot do."""
-    if part != WHOLE:
-        raise UsageError("--ray and --shard exclude each other: Ray divides the work itself")
-    if is_url(out):
-        raise UsageError(
-            f"--out {out}: replicas of --ray write into a directory that all nodes share; for object storage there is "
-            "--shard"
-        )
 
 
 class _Target(NamedTuple):
@@ -254,7 +242,7 @@ class _Run:
 
     def _note_summary(self) -> None:
         summary = self.preflight.summary
-        if self.preflight.config.model is None:
+        if self.preflight.config.model is None and not self.preflight.config.server:
             self.reporter.note(f"no --model: using the embedded demo model, {EMBEDDED_MODEL}")
         for count, text in (
             (summary.tombstones, "input rows are bad and skipped, recorded in failures/"),

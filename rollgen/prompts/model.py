@@ -154,7 +154,7 @@ def load_model_info(config: RunConfig, model: str, served: Served | None = None)
             chat_template = _chat_template(config.chat_template, tokenizer)
     text_config = hf_config.get_text_config()
     if served is not None:
-        name, revision, fingerprint = served.name, None, served.fingerprint
+        name, revision, fingerprint = by_name(served.name), None, served.fingerprint  # vLLM's default is the path
         context_length = _served_context(config.max_model_len, served.max_model_len)
     else:
         name, revision = model if commit else Path(model).resolve().name, commit

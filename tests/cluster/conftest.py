@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -11,6 +15,7 @@ from typing import Any
 import pytest
 import ray
 from models.runs import Recorder
+from models.storage import s3_server
 
 from rollgen.cluster.crew import RayCrew
 from rollgen.config import RunConfig
@@ -22,10 +27,19 @@ TESTS = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="session")
-def local_ray() -> Iterator[None]:
-    """Two cores, four GPUs that nobody looks for: starts in some seconds."""
+def node_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where replicas keep what is of their node alone."""
+    return tmp_path_factory.mktemp("node")
+
+
+@pytest.fixture(scope="session")
+def local_ray(node_files: Path) -> Iterator[None]:
+    """Two cores, four GPUs that nobody looks for: starts in some seconds. Knows of no object storage."""
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("PYTHONPATH", str(TESTS))  # where replicas find the fake engines
+        # Names of sockets are short.
+        environment.setenv("RAY_TMPDIR", os.environ.get("RAY_TMPDIR", tempfile.gettempdir()))
+        environment.setenv("TMPDIR", str(node_files))
         ray.init(
             address="local",
             num_cpus=2,
@@ -43,7 +57,8 @@ class RayRuns:
     """Starts runs of one output directory on Ray, each with an engine of `models.cluster_engines`."""
 
     def __init__(self, directory: Path, model: Path, prompts: Path) -> None:
-        self.out = directory / "out"
+        self.out: Any = directory / "out"
+        """Path or URL."""
         self._prompts = prompts
         self._model = model
         self.reporter = Recorder()
@@ -54,10 +69,11 @@ class RayRuns:
         *,
         resume: bool = False,
         given_up: Callable[[], bool] = lambda: False,
+        reporter: Recorder | None = None,
         **settings: Any,
     ) -> RunStats:
         """Run to the end."""
-        self.reporter = Recorder()
+        self.reporter = reporter or Recorder()
         config = RunConfig.model_validate(
             {"model": str(self._model), "max_tokens": 8, "top_k": 8, "n": N, "ray": "local", "replicas": 2} | settings
         )
@@ -70,9 +86,27 @@ class RayRuns:
             resume=resume,
         )
 
+    def start(self, engine: str, n: int) -> subprocess.Popen[bytes]:
+        """A run in a process of its own, on this Ray."""
+        address = ray.get_runtime_context().gcs_address
+        arguments = [engine, address, self._prompts, self._model, self.out, n]
+        return subprocess.Popen(
+            [sys.executable, "-m", "models.cluster_program", *map(str, arguments)],
+            env=os.environ | {"PYTHONPATH": str(TESTS)},
+            start_new_session=True,
+        )
+
 
 @pytest.fixture
 def ray_runs(local_ray: None, runs: Any, tmp_path: Path, tiny_model: Path) -> RayRuns:
     """Runs of 20 prompts, three samples each."""
     runs.write_prompts(PROMPTS)
     return RayRuns(tmp_path, tiny_model, runs.prompts)
+
+
+@pytest.fixture(scope="module")
+def bucket(local_ray: None) -> Iterator[str]:
+    """The URL of a bucket that only this process and its children can reach: Ray was started before."""
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    with s3_server() as root:
+        yield root

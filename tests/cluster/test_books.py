@@ -12,6 +12,7 @@ from models.runs import Recorder
 
 from rollgen.cluster.board import Committed, Died, Failed, Resampled, Started
 from rollgen.cluster.books import Books
+from rollgen.cluster.delivery import delivery_of
 from rollgen.cluster.receipts import Positions, Receipt
 from rollgen.config import RunConfig
 from rollgen.engines.base import SampleRequest
@@ -50,7 +51,8 @@ def job(runs: Any, tmp_path: Path, make_manifest: Callable[..., Manifest]) -> It
 @pytest.fixture
 def books(job: Job) -> Books:
     """Those of the job, which has one replica."""
-    return Books(job, Positions(job.owed.plan.offsets, []), replicas=1)
+    positions = Positions(job.owed.plan.offsets, [])
+    return Books(job, positions, replicas=1, journal=delivery_of(job, positions).journal)
 
 
 def committed(*positions: int) -> Committed:

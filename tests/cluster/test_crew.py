@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -26,7 +25,6 @@ pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning:ray.*"), py
 """One after the other: clusters of one machine would see each other."""
 
 PROMPTS, N = 20, 3
-TESTS = Path(__file__).parents[1]
 
 
 def stored(out: Path) -> list[tuple[int, int]]:
@@ -131,17 +129,17 @@ def test_a_crew_that_nobody_has_leaves_the_cluster(ray_runs: Any, runs: Any) -> 
     assert ended.stdout == "False\n"
 
 
-def test_interrupted_then_killed_then_continued(ray_runs: Any, runs: Any) -> None:
+def test_interrupted_then_killed_then_continued(ray_runs: Any) -> None:
     """SIGTERM commits what is finished, kill -9 of the driver loses no shard, a third attempt makes just the rest."""
     n, out = 10, ray_runs.out
-    first = start(runs, out, n)
+    first = ray_runs.start("slow", n)
     wait_for_lines(out, 1, first)
     first.send_signal(signal.SIGTERM)
     assert first.wait(60) == 128 + signal.SIGTERM
     before = stored(out)
     assert read_journal(out).committed.keys() == {path.name for path in list_shards(out)}
 
-    second = start(runs, out, n)
+    second = ray_runs.start("slow", n)
     wait_for_lines(out, len(read_journal(out).committed) + 1, second)
     second.kill()
     second.wait(60)
@@ -151,17 +149,6 @@ def test_interrupted_then_killed_then_continued(ray_runs: Any, runs: Any) -> Non
     assert stats.stored_before + stats.stored == PROMPTS * n
     check_whole(out, n)
     assert verify_dataset(out).is_clean
-
-
-def start(runs: Any, out: Path, n: int) -> subprocess.Popen[bytes]:
-    """A run of slow engines in a process of its own, on this Ray."""
-    address = ray.get_runtime_context().gcs_address
-    arguments = ["slow", address, runs.prompts, runs.model, out, n]
-    return subprocess.Popen(
-        [sys.executable, "-m", "models.cluster_program", *map(str, arguments)],
-        env=os.environ | {"PYTHONPATH": str(TESTS)},
-        start_new_session=True,
-    )
 
 
 def wait_for_lines(out: Path, count: int, process: subprocess.Popen[bytes]) -> None:

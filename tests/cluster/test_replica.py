@@ -55,7 +55,7 @@ def driver(runs: Any) -> Iterator[WriterSlot]:
 def board(local_ray: None) -> Iterator[Any]:
     """That of the driver."""
     remote: Any = ray.remote(Board)
-    board = remote.options(name="board", num_cpus=0).remote()
+    board = remote.options(name="board", num_cpus=0).remote({})
     yield board
     ray.kill(board)
 

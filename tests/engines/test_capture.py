@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -435,6 +436,29 @@ def test_logprobs_that_masks_do_not_bring_are_not_checked() -> None:
     tied = native([[1, 2], [3]], support_logprobs=f32(LOG_HALF, LOG_HALF, 0))
     for support in (tied, native([[1, 2], [3]])):
         check_support_logprobs(support, vocab_size=10, sampling=Sampling(top_k=1))
+
+
+@pytest.mark.parametrize(
+    ("sampling", "logprob", "size", "is_possible"),
+    [
+        pytest.param(Sampling(top_k=2, min_p=0.5), LOG_HALF, 3, True, id="min_p: 1/2, 1/4 and 1/4"),
+        pytest.param(Sampling(top_k=2, min_p=0.5), LOG_HALF, 4, False, id="min_p: 1/2 and three of 1/4"),
+        pytest.param(Sampling(min_p=1), LOG_QUARTER, 4, True, id="min_p: four equals"),
+        pytest.param(Sampling(min_p=1), LOG_QUARTER, 5, False, id="min_p: five of 1/4"),
+        pytest.param(Sampling(top_p=0.9), LOG_QUARTER, 10, False, id="top_p: nine share 3/4, which is 1/12 each"),
+        pytest.param(Sampling(top_p=0.9), LOG_QUARTER, 9, True, id="top_p: one was excluded"),
+        pytest.param(Sampling(top_p=0.95), LOG_QUARTER, 10, True, id="top_p: 1/12 each, all wanted"),
+        pytest.param(Sampling(top_k=1), LOG_QUARTER, 10, True, id="top_k: all may tie"),
+    ],
+)
+def test_masks_larger_than_sampling_leaves(sampling: Sampling, logprob: float, size: int, is_possible: bool) -> None:
+    """Of a vocabulary of 10, with nothing known but the sampled id's logprob."""
+    support = replace(native([[*range(size)]]), logprobs=f32(logprob))
+    if is_possible:
+        check_support_logprobs(support, vocab_size=10, sampling=sampling)
+        return
+    with pytest.raises(CaptureError, match=f"^token 0: its mask has {size} ids, more than top_k=.* can leave"):
+        check_support_logprobs(support, vocab_size=10, sampling=sampling)
 
 
 @pytest.mark.parametrize(

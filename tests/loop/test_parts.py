@@ -34,10 +34,13 @@ def test_part(shard: str | None, environment: dict[str, str], part: Part) -> Non
     assert part_of(shard, environment) == part
 
 
-@pytest.mark.parametrize("shard", ["", "4/4", "5/4", "-1/4", "0/0", "1", "1/2/3", "a/b", "0 /4", "1.0/4", "SLURM"])
+NO_PARTS = ["", "4/4", "5/4", "-1/4", "0/0", "1", "1/2/3", "a/b", "0 /4", "1.0/4", "SLURM", "0/100001"]
+
+
+@pytest.mark.parametrize("shard", NO_PARTS)
 def test_no_part(shard: str) -> None:
     """The message says what a part looks like."""
-    with pytest.raises(UsageError, match=r"^--shard .*: no part; give i/N with i from 0 to N - 1, or slurm in a Slurm"):
+    with pytest.raises(UsageError, match=r"^--shard .*: no part; give i/N with i from 0 to N - 1 and N at"):
         part_of(shard, {})
 
 
@@ -50,6 +53,10 @@ def test_no_part(shard: str) -> None:
         (array(1, 1, 1, 3) | {"SLURM_ARRAY_TASK_MAX": "6"}, "task 1 of 3 from 1 to 6"),  # --array=1,5,6
         (array(0, 1, 1, 3), "task 0 of 3 from 1 to 3"),
         (array(0, 0, 0, 3), "task 0 of 3 from 0 to 0 in steps of 0"),
+        (array(0, 0, -1, 1), "in steps of -1"),
+        (array(0, -1, 1, 2), "from -1 to 0"),
+        (array(0, 0, 1, 100_001), "task 0 of 100001"),
+        (array(0, 0, 1, 4) | {"SLURM_ARRAY_TASK_MAX": str(10**30)}, "to 1000000000000000000000000000000 in"),
     ],
 )
 def test_no_part_of_an_array(environment: dict[str, str], problem: str) -> None:

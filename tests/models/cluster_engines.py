@@ -62,6 +62,17 @@ def fragile(spec: EngineSpec) -> FakeEngine:
     return FakeEngine(window=WINDOW, before=before)
 
 
+def mortal(spec: EngineSpec) -> FakeEngine:
+    """Its process is killed at a sample, the first one of each replica, when some samples are long committed."""
+
+    async def before(request: SampleRequest) -> None:
+        await asyncio.sleep(5 * SECONDS if _key(request) == POISON else SECONDS / 3)
+        if _key(request) == POISON and not ray.get_runtime_context().was_current_actor_reconstructed:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return FakeEngine(window=WINDOW, before=before)
+
+
 def poisoned(spec: EngineSpec) -> FakeEngine:
     """One sample takes the whole process down, whoever makes it."""
 

@@ -24,7 +24,7 @@ def main(engine: str, address: str, prompts: str, model: str, out: str, n: str) 
         stats = generate(
             [Path(prompts)],
             RunConfig.model_validate(settings | {"commit_interval": 0.2}),
-            Path(out),
+            out,
             reporter=Recorder(),
             make_crew=partial(RayCrew, make_engine=f"models.cluster_engines:{engine}"),
             resume=True,

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 from models.tiny import CHAT_TEMPLATE, CONTEXT_LENGTH, VOCAB_SIZE
@@ -132,3 +133,10 @@ def test_loading_is_silent(model, capfd):
     """Advice of other libraries about the model is not the user's business here."""
     load_model_info(RunConfig(), str(model))
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_served_model_is_named_without_its_directory(model):
+    """vLLM serves a model under its path when it is given no other name; datasets travel."""
+    served = SimpleNamespace(name="/home/me/models/tiny", fingerprint="unknown", max_model_len=64)
+    info = load_model_info(RunConfig(), str(model), served)
+    assert (info.name, info.context_length) == ("tiny", 64)
