@@ -5,6 +5,7 @@ Each is imported when it is asked for.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from rollgen.engines.requirements import check_vllm
@@ -36,7 +37,7 @@ def _engines(preflight: Preflight) -> Crew:
         from rollgen.engines.vllm import VllmEngine, make_replicas
     except ModuleNotFoundError as error:
         raise UsageError(
-            f"{error.name} is not installed: pip install 'rollgen[vllm]' (GPU) or 'rollgen[cpu]'"
+            f"{error.name} is not installed: pip install -e '.[vllm]' (GPU) or '.[cpu]' in the clone of rollgen"
         ) from error
     config = preflight.config.model_copy(update={"revision": preflight.model.revision})  # the commit that was checked
     common = _of_run(preflight) | {"weight_versions": preflight.stores_weight_versions}
@@ -51,6 +52,8 @@ def _servers(preflight: Preflight) -> Crew:
     common = _of_run(preflight) | {
         "dtype": preflight.model.dtype,
         "largest_top_k": preflight.summary.largest_top_k,
+        "encode": partial(preflight.model.tokenizer.encode, add_special_tokens=False),
+        "given_up": is_stopping,
     }
     return Engines(connect(preflight.config, **common))
 

@@ -1,26 +1,29 @@
 """Where a server is and how it knows us: URLs and keys as users give them, and what of them may be told.
 
-Nobody is told a login or a key: they are no part of an address's text, and of no message.
+Nobody is told a login or a key: they are no part of an address's text, and of no message, whatever a server repeats.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from base64 import b64encode
-from collections.abc import Mapping
+from base64 import b64decode, b64encode
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from rollgen.config import RunConfig
-from rollgen.errors import UsageError
+from rollgen.engines.base import RequestError
+from rollgen.errors import RollgenError, UsageError
 
 DEFAULT_KEY_VARIABLE: Final = RunConfig.model_fields["api_key_env"].default
 """Need not be set."""
 _KEY_CHARACTERS = range(0x21, 0x7F)
 """What a header carries: visible ASCII."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_PORTS: Final = {"http": 80, "https": 443}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,36 @@ class Address:
 
     def __str__(self) -> str:
         return self.base
+
+    def conceal(self, text: str) -> str:
+        """`text` of a server without what it was sent to know us by."""
+        for secret in _secrets(self.authorization):
+            text = text.replace(secret, "(secret)")
+        return text
+
+    @contextmanager
+    def discreet(self) -> Iterator[None]:
+        """No error that leaves this repeats a secret."""
+        try:
+            yield
+        except (RollgenError, RequestError) as error:
+            told = self.conceal(str(error))
+            if told == str(error):
+                raise
+            raise type(error)(told) from None
+
+
+def parse_addresses(urls: Sequence[str], api_key: str | None = None) -> list[Address]:
+    """The addresses of different servers. Raises UsageError as `parse_address`, and for one that is named twice."""
+    addresses = [parse_address(url, api_key) for url in urls]
+    named: set[tuple[object, ...]] = set()
+    for address in addresses:
+        parts = urlsplit(address.base)
+        place = (parts.hostname, parts.port or _PORTS[parts.scheme], parts.path)
+        if place in named:
+            raise UsageError(f"--server: {address} is named twice; name each server once")
+        named.add(place)
+    return addresses
 
 
 def parse_address(url: str, api_key: str | None = None) -> Address:
@@ -82,11 +115,20 @@ def read_api_key(variable: str, environment: Mapping[str, str] = os.environ) -> 
     return key or None
 
 
+def _secrets(authorization: str | None) -> list[str]:
+    """All that must not be repeated, the longest first: also as it stands in a URL."""
+    scheme, _, sent = (authorization or "").partition(" ")
+    login = b64decode(sent).decode() if scheme == "Basic" else ""
+    secrets = {sent, login, login.partition(":")[2]} - {""}
+    return sorted(secrets | {quote(secret, safe="") for secret in secrets}, key=len, reverse=True)
+
+
 def _split(url: str) -> SplitResult | None:
     try:
         parts = urlsplit(url)
         _ = parts.port
-    except ValueError:  # a bad port, or half of an IPv6 address
+        _ = url.encode(), (parts.hostname or "").encode("idna")
+    except ValueError:  # a bad port, half of an IPv6 address, a host name that no network has, no UTF-8
         return None
     is_cut = "@" in parts.path + parts.query + parts.fragment  # by a `/`, `?` or `#` inside of the login
     return None if is_cut else parts

@@ -4,6 +4,8 @@ The kernel kills each child when the process that started it dies, whatever it d
 leaves the engine on the GPU. And each child has a process group of its own, so that signals to rollgen's, like a
 terminal's Ctrl-C, are left to rollgen, which commits what is finished and then ends the engine in order.
 
+And what vLLM logs while it is imported, before it has read its own settings, is of the level that they ask for.
+
 Called twice, because neither is always called, or in time: when a spawned child imports rollgen (as it does with the
 main module, long before it can wait for a parent that is dead), and as a `vllm.general_plugins` entry point. vLLM loads
 the plugin wherever rollgen is installed; it does nothing in processes that rollgen did not start.
@@ -12,6 +14,7 @@ the plugin wherever rollgen is installed; it does nothing in processes that roll
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import signal
 import sys
@@ -27,6 +30,7 @@ def register() -> None:
     parent = os.environ.get(PARENT_VARIABLE)
     if parent is None or int(parent) == os.getpid():
         return
+    quiet_imports(os.environ.get("VLLM_LOGGING_LEVEL", ""))
     os.setpgid(0, 0)
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
@@ -34,3 +38,11 @@ def register() -> None:
     if is_spawned and os.getppid() != int(parent):  # it died before this: no signal will come
         os._exit(1)
     os.environ[PARENT_VARIABLE] = str(os.getpid())  # for the processes that this one starts
+
+
+def quiet_imports(level: str) -> str:
+    """Before vLLM is imported: its loggers drop what is below `level`, which is returned, if that is one."""
+    number = logging.getLevelNamesMapping().get(level.upper())
+    if number is not None:
+        logging.getLogger("vllm").setLevel(number)
+    return level

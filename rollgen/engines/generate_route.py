@@ -22,6 +22,7 @@ from rollgen.engines.outputs import SampledOutput, read_outputs
 from rollgen.engines.shapes import NOT_A_NUMBER
 from rollgen.engines.wire import Unreachable
 from rollgen.errors import CaptureError, UsageError
+from rollgen.inert import brief
 from rollgen.rollouts import FINISH_REASONS
 
 GENERATE_PATH: Final = "/inference/v1/generate"
@@ -86,7 +87,7 @@ def largest_answer(request: SampleRequest, num_logprobs: int) -> int:
 
 
 def read_choice(body: bytes) -> dict[str, Any]:
-    """The one choice of an answer, as `outputs.read_outputs` takes it.
+    """The one choice of an answer, as `outputs.read_outputs` takes it, and the `request_id` of the answer.
 
     Raises Unreachable when it is cut or aborted, which is worth another try, and RequestError for any other answer.
     """
@@ -96,15 +97,21 @@ def read_choice(body: bytes) -> dict[str, Any]:
         raise Unreachable("its answer is not JSON") from None
     choices = answer.get("choices") if isinstance(answer, dict) else None
     if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
-        raise RequestError(f"the server's answer is not one of {GENERATE_PATH}: it lacks its one choice")
+        raise RequestError("the server's answer is none to a request for tokens: it lacks its one choice")
     choice: dict[str, Any] = choices[0]
     reason = choice.get("finish_reason")
     if reason == ABORTED:
         raise Unreachable("it aborted the request")
     if reason not in FINISH_REASONS:
-        told = repr(reason) if isinstance(reason, str) else f"of type {type(reason).__name__}"
+        told = brief(repr(reason)) if isinstance(reason, str) else f"of type {type(reason).__name__}"
         raise RequestError(f"vLLM ended the request with finish reason {told}")
-    return choice | {"logprobs": _flat_logprobs(choice.get("logprobs"))}
+    return choice | {"logprobs": _flat_logprobs(choice.get("logprobs")), "request_id": answer.get("request_id")}
+
+
+def is_answer_to(choice: dict[str, Any], request_id: str) -> bool:
+    """Whether it names the X-Request-Id that was sent: vLLM repeats it behind `generate-tokens-`."""
+    told = choice["request_id"]
+    return isinstance(told, str) and told.endswith(f"-{request_id}")
 
 
 def read_sample(choice: dict[str, Any], **how: Any) -> SampledOutput:

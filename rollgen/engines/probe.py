@@ -1,32 +1,43 @@
 """What a server is asked before the first prompt: whether what it would return is what a dataset needs.
 
-A server's flags cannot be looked up, but what they do can be seen. Four requests of a few tokens show
+A server's flags cannot be looked up, but what they do can be seen. A few requests of a few tokens show
 
+    what it knows      which sampling parameters its version has: it ignores others in silence
+    the model          does its tokenizer give the ids that ours gives, and is its vocabulary as large as ours
     how it answers     are supports, sampled ids and *processed* logprobs consistent, and do masks come with them
     the run's sampling are its parameters and as many logprobs as its capture needs accepted
     no truncation      is that accepted, where some prompt wants it: a server that returns masks refuses it
-    what it knows      which sampling parameters its version has: it ignores others in silence
 
-Whatever is wrong is one UsageError that names the flag to start the server with.
+How large a vocabulary is shows in the ids at which a request may stop: vLLM refuses those that no model of its has, and
+one that does not look takes no harm from them, as it would from such an id in a prompt. Whatever is wrong is one
+UsageError that names the flag to start the server with.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from dataclasses import dataclass
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 import numpy as np
 import orjson
 
-from rollgen.config import RunConfig
+from rollgen.config import INT32_MAX, RunConfig
 from rollgen.engines.address import Address
 from rollgen.engines.asking import logprobs_wanted
-from rollgen.engines.availability import generated_tokens
 from rollgen.engines.base import Capture, Extras, RequestError, SampleRequest
 from rollgen.engines.extras import read_layout
-from rollgen.engines.generate_route import GENERATE_PATH, largest_answer, read_choice, read_sample, request_body
+from rollgen.engines.generate_route import (
+    GENERATE_PATH,
+    is_answer_to,
+    largest_answer,
+    read_choice,
+    read_sample,
+    request_body,
+)
+from rollgen.engines.meter import read_load
 from rollgen.engines.replay import is_sampling_parameter
 from rollgen.engines.server import ServerModel, refusal
 from rollgen.engines.wire import Oversized, Refused, Unreachable, Wire
@@ -36,6 +47,13 @@ from rollgen.rollouts import Prompt, Sampling
 Wanted = Literal["auto", "native", "logprobs", "none"]
 
 SCHEMA_PATH: Final = "/openapi.json"
+TOKENIZE_PATH: Final = "/tokenize"
+TOKENIZED_TEXT: Final = "The  sea, 12345 + 67.8 =\n\tif (x != 0): return ['\u00efve', '\u4f60\u597d', '\U0001f600']"
+"""In which tokenizers differ: spaces, digits, code, and characters of one to four bytes."""
+MAX_TOKENIZED: Final = 1 << 16
+"""Bytes of an answer to it."""
+PROBE_NAME: Final = "rollgen-probe"
+"""How the ids of its requests begin."""
 TOKENS: Final = 2
 """Of the answer to a probe."""
 PROMPT_TOKENS: Final = 3
@@ -50,6 +68,9 @@ _UNMETERED: Final = (
     "does not count its tokens in /metrics: that it works shows only when samples finish, so --stall-timeout must be "
     "longer than any of them takes"
 )
+_NAMELESS: Final = "does not repeat X-Request-Id: that an answer is the one to its request is not checked"
+_UNTOKENIZED: Final = "does not answer /tokenize: whether --model's tokenizer is its own is not checked"
+_UNLIMITED: Final = "does not check ids: whether --model's vocabulary is its own is not checked"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +79,8 @@ class Findings:
 
     capture: Capture
     extras: Extras
+    repeats_id: bool
+    """Whether an answer names the request that it belongs to."""
     notes: tuple[str, ...]
 
 
@@ -74,6 +97,10 @@ class Probe:
     untruncated: Literal["some", "none"]
     largest_top_k: int
     """Of the run's prompts."""
+    encode: Callable[[str], Sequence[int]]
+    """Our tokenizer, without special tokens."""
+    request_id: str = field(default_factory=lambda: f"{PROBE_NAME}-{secrets.token_hex(4)}", init=False)
+    """Of one request after the other; other runs may probe the same server."""
 
     async def run(self) -> Findings:
         """Raises UsageError for a server that is started with the wrong flags, EngineError for one that fails."""
@@ -90,16 +117,19 @@ class Probe:
         self._check_context()
         if self.config.sampling_arg:
             await self._check_parameters()
-        choice = await self._ask_how()
+        untokenized = await self._check_tokenizer()
+        choice, repeats_id = await self._ask_how()
+        unlimited = await self._check_vocabulary()
         has_masks = choice.get("sampling_mask") is not None
         capture, note = self._capture(has_masks=has_masks)
         if capture != "none":
             await self._ask_as_configured(capture)
         if capture == "none" or self.untruncated == "some":
             await self._ask_untruncated(has_masks=has_masks)
-        is_metered = await generated_tokens(self.wire) is not None
-        notes = (note, None if is_metered else f"{self.address} {_UNMETERED}")
-        return Findings(capture, self._extras(choice), tuple(note for note in notes if note))
+        unmetered = None if await read_load(self.wire) else _UNMETERED
+        lacks = (unmetered, untokenized, unlimited, None if repeats_id else _NAMELESS)
+        notes = (note, *(f"{self.address} {lack}" for lack in lacks if lack))
+        return Findings(capture, self._extras(choice), repeats_id, tuple(note for note in notes if note))
 
     def _check_context(self) -> None:
         wanted = self.config.max_model_len
@@ -127,13 +157,61 @@ class Probe:
         except Unreachable as error:
             raise EngineError(f"{self.address}: no server answers: {error}") from None
 
-    async def _ask_how(self) -> dict[str, Any]:
-        """A sample of which both captures, as far as they are possible, must tell the same."""
+    async def _check_tokenizer(self) -> str | None:
+        """What could not be checked. Raises UsageError when the server would make other ids of a text than we do."""
+        asked = {"model": self.model.name, "prompt": TOKENIZED_TEXT, "add_special_tokens": False}
+        try:
+            answer = await self.wire.post(
+                TOKENIZE_PATH, orjson.dumps(asked), most=MAX_TOKENIZED, request_id=self.request_id
+            )
+            theirs = orjson.loads(answer)["tokens"]
+        except (Refused, Oversized, orjson.JSONDecodeError, LookupError, TypeError):
+            theirs = None
+        except Unreachable as error:
+            raise EngineError(f"{self.address}: {TOKENIZE_PATH} got no answer: {error}") from None
+        if not isinstance(theirs, list):
+            return _UNTOKENIZED
+        if theirs != list(self.encode(TOKENIZED_TEXT)):
+            raise UsageError(
+                f"--model: its tokenizer is not that of {self.address}, which makes other ids of the same text; name "
+                "the model that is served there, and no --tokenizer of another one"
+            )
+        return None
+
+    async def _check_vocabulary(self) -> str | None:
+        """What could not be checked. Raises UsageError when the server's vocabulary is not as large as ours."""
+        if not await self._may_stop_at(self.vocab_size - 1):
+            raise UsageError(self._other_vocabulary("fewer"))
+        if not await self._may_stop_at(self.vocab_size):
+            return None
+        if await self._may_stop_at(INT32_MAX):
+            return _UNLIMITED
+        raise UsageError(self._other_vocabulary("more"))
+
+    async def _may_stop_at(self, token_id: int) -> bool:
+        sampling = Sampling(PROBE_TEMPERATURE, top_k=PROBE_TOP_K, max_tokens=1, stop_token_ids=(token_id,))
+        try:
+            await self._post(self._request(sampling), 0, {})
+        except Refused as refused:
+            if refused.status in (400, 422):
+                return False
+            raise self._explain(refused, 0) from None
+        return True
+
+    def _other_vocabulary(self, how_many: str) -> str:
+        return (
+            f"--model: has a vocabulary of {self.vocab_size} ids, and what {self.address} serves has {how_many}; name "
+            "the model that is served there"
+        )
+
+    async def _ask_how(self) -> tuple[dict[str, Any], bool]:
+        """A sample of which both captures, as far as they are possible, must tell the same, and whether it names its
+        request."""
         sampling = Sampling(PROBE_TEMPERATURE, top_k=PROBE_TOP_K, max_tokens=TOKENS)
         choice = await self._ask(sampling, PROBE_LOGPROBS, {}, capture="logprobs")
         if choice.get("sampling_mask") is not None:
             self._read(choice, sampling, "native")
-        return choice
+        return choice, is_answer_to(choice, self.request_id)
 
     def _extras(self, choice: dict[str, Any]) -> Extras:
         experts, layout = choice.get("routed_experts"), None
@@ -219,7 +297,7 @@ class Probe:
         body = request_body(request, num_logprobs, model=self.model.name, arguments=arguments)
         most = largest_answer(request, num_logprobs)
         try:
-            answer = await self.wire.post(GENERATE_PATH, body, most=most, request_id="rollgen-probe")
+            answer = await self.wire.post(GENERATE_PATH, body, most=most, request_id=self.request_id)
             return read_choice(answer)
         except (Unreachable, Oversized) as error:
             raise EngineError(f"{self.address}: a request for {TOKENS} tokens got no answer: {error}") from None

@@ -7,17 +7,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Final
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from rollgen.config import INT32_MAX, digest
-from rollgen.engines.address import Address, parse_address
+from rollgen.engines.address import Address, parse_addresses
 from rollgen.engines.wire import Oversized, Refused, Unreachable, Wire, run_apart
 from rollgen.errors import EngineError, UsageError
+from rollgen.inert import brief, plain
 
 MODELS_PATH: Final = "/v1/models"
 VERSION_PATH: Final = "/version"
 UNKNOWN: Final = "unspecified"
 """The version of a server whose front does not let `/version` through, and what no server tells."""
+LONGEST_NAME: Final = 1000
+"""Characters of a name, a path or a version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +43,28 @@ class ServerModel:
         return f"server:{digest(told)}"
 
 
+def _check_name(told: str) -> str:
+    """A name is shown, recorded and sent: it must be visible, and a name."""
+    if len(told) > LONGEST_NAME or plain(told) != told:
+        raise ValueError("no name: too long, or with characters that nobody sees")
+    return told
+
+
+_Name = Annotated[str, AfterValidator(_check_name)]
+
+
 class _Model(BaseModel):
     """An entry of `/v1/models`, as far as it is read."""
 
-    id: str
+    id: _Name
     max_model_len: Annotated[int, Field(ge=1, le=INT32_MAX)]
-    root: str | None = None
+    root: _Name | None = None
     parent: str | None = None
     """The base model of an adapter."""
+
+
+class KeyRefused(UsageError):
+    """The server knows us no more, or never did."""
 
 
 class _Models(BaseModel):
@@ -55,7 +72,7 @@ class _Models(BaseModel):
 
 
 class _Version(BaseModel):
-    version: str
+    version: _Name
 
 
 def describe(urls: Sequence[str], api_key: str | None) -> ServerModel:
@@ -64,10 +81,11 @@ def describe(urls: Sequence[str], api_key: str | None) -> ServerModel:
     Raises EngineError for one that does not answer, and UsageError for one that is none of vLLM's, or serves another
     model, context or version than the first.
     """
-    addresses = [parse_address(url, api_key) for url in urls]
+    addresses = parse_addresses(urls, api_key)
     first, *others = zip(addresses, run_apart(_describe_all(addresses)), strict=True)
     for other in others:
-        _check_same(first, other)
+        with addresses[0].discreet():
+            _check_same(first, other)
     return first[1]
 
 
@@ -82,7 +100,8 @@ async def describe_server(wire: Wire, address: Address) -> ServerModel:
         raise refusal(refused, address, f"GET {MODELS_PATH}") from None
     except (ValidationError, Oversized):
         raise UsageError(
-            f"{address}: {MODELS_PATH} does not answer as vLLM's does: no id and max_model_len; check --server"
+            f"{address}: {MODELS_PATH} does not answer as vLLM's does: no readable id, root and max_model_len; check "
+            "--server"
         ) from None
     model = _base_model(models, address)
     return ServerModel(model.id, model.root or model.id, model.max_model_len, version)
@@ -90,10 +109,10 @@ async def describe_server(wire: Wire, address: Address) -> ServerModel:
 
 def refusal(refused: Refused, address: Address, request: str) -> UsageError | EngineError:
     """The error for a server that refuses what every server must answer."""
-    if refused.status == 401:
-        return UsageError(
-            f"{address}: refuses the API key (401): put the server's into the environment variable that --api-key-env "
-            "names, VLLM_API_KEY by default"
+    if refused.status in (401, 403):
+        return KeyRefused(
+            f"{address}: refuses the API key ({refused.status}): put the server's into the environment variable that "
+            "--api-key-env names, VLLM_API_KEY by default"
         )
     if refused.status >= 500 or refused.status == 429:
         return EngineError(f"{address}: answers {request} with {refused}; see the server's log")
@@ -105,8 +124,9 @@ async def _describe_all(addresses: Sequence[Address]) -> list[ServerModel]:
 
 
 async def _describe_one(address: Address) -> ServerModel:
-    async with Wire(address) as wire:
-        return await describe_server(wire, address)
+    with address.discreet():
+        async with Wire(address) as wire:
+            return await describe_server(wire, address)
 
 
 async def _version(wire: Wire) -> str:
@@ -120,7 +140,7 @@ def _base_model(models: Sequence[_Model], address: Address) -> _Model:
     """The one model that is served, under the first of its names; adapters are other models on top of it."""
     bases = [model for model in models if model.parent is None]
     if len({model.root or model.id for model in bases}) != 1:
-        names = ", ".join(model.id for model in bases) or "none"
+        names = brief(", ".join(model.id for model in bases)) or "none"
         raise UsageError(f"{address}: serves several models, or none ({names}); rollgen takes a server of one")
     return bases[0]
 

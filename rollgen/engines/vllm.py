@@ -24,7 +24,7 @@ from pydantic import ValidationError
 from rollgen.config import RunConfig
 from rollgen.engines.asking import WINDOW_PER_SLOT, ask, logprobs_wanted
 from rollgen.engines.base import Capture, Extras, RequestError, SampleRequest
-from rollgen.engines.children import PARENT_VARIABLE
+from rollgen.engines.children import PARENT_VARIABLE, quiet_imports
 from rollgen.engines.installed import PROCESSORS, package_versions
 from rollgen.engines.outputs import completion_of, read_outputs
 from rollgen.engines.processes import EngineProcesses
@@ -36,7 +36,7 @@ from rollgen.rollouts import FINISH_REASONS, Completion
 
 # Read by vLLM when it is imported. Standard output is for data, so its log goes to stderr, and without its chatter.
 os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+os.environ["VLLM_LOGGING_LEVEL"] = quiet_imports(os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"))
 os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # a forked child would not load `children.py`
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning,ignore::DeprecationWarning")  # in its processes

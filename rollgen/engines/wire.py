@@ -16,8 +16,10 @@ import asyncio
 import os
 import re
 import socket
-from collections.abc import Coroutine
+import threading
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
@@ -25,6 +27,7 @@ import aiohttp
 import orjson
 
 from rollgen.engines.address import Address, redacted
+from rollgen.errors import EngineError
 from rollgen.inert import brief
 
 KEEP_ALIVE_SECONDS: Final = 2.0
@@ -36,6 +39,8 @@ MAX_PAGE: Final = 16 << 20
 MAX_EXPLANATION: Final = 1 << 16
 """Bytes read of what comes with an error."""
 MAX_RETRY_AFTER: Final = 60.0
+POLL_SECONDS: Final = 0.2
+"""Between two looks whether an answer is still wanted."""
 _KEEP_ALIVE_PROBES: Final = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4))
 """Seconds until the first, between them, and how many may stay unanswered."""
 
@@ -115,22 +120,44 @@ class Wire:
 
     async def _refusal(self, response: aiohttp.ClientResponse) -> Refused:
         if "Location" in response.headers:
-            target = redacted(response.headers["Location"])
+            target = self._address.conceal(brief(redacted(response.headers["Location"])))
             return Refused(response.status, f"it redirects to {target}, which is not followed")
         message, param = explanation(await response.content.read(MAX_EXPLANATION))
-        if self._address.authorization is not None:
-            message = message.replace(self._address.authorization.partition(" ")[2], "(secret)")
+        message = self._address.conceal(message)
         return Refused(response.status, message, param=param, retry_after=_retry_after(response))
 
 
-def run_apart(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run it to the end in an event loop of its own: in this thread, or in another where this one has a loop."""
+def run_apart(coroutine: Coroutine[Any, Any, T], given_up: Callable[[], bool] = lambda: False) -> T:
+    """Run it to the end in an event loop of its own: in this thread, or in another where this one has a loop.
+
+    Raises EngineError, and cancels it, as soon as `given_up` says that it is not wanted any more.
+    """
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(coroutine)
+        return asyncio.run(_until(given_up, coroutine))
+    left = threading.Event()
+    watched = _until(lambda: left.is_set() or given_up(), coroutine)
     with ThreadPoolExecutor(1) as threads:
-        return threads.submit(asyncio.run, coroutine).result()
+        try:
+            return threads.submit(copy_context().run, asyncio.run, watched).result()
+        finally:
+            left.set()
+
+
+async def _until(given_up: Callable[[], bool], coroutine: Coroutine[Any, Any, T]) -> T:
+    """Its result, unless it is given up before it ends."""
+    task = asyncio.ensure_future(coroutine)
+    try:
+        while not task.done():
+            await asyncio.wait({task}, timeout=POLL_SECONDS)
+            if not task.done() and given_up():
+                raise EngineError("interrupted while a server was waited for")
+        return task.result()
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
 
 
 def explanation(body: bytes) -> tuple[str, str | None]:

@@ -17,6 +17,11 @@ from rollgen.rollouts import Prompt, Sampling
 SETTINGS = {"temperature": 0.75, "top_k": 6, "top_p": 0.9, "min_p": 0.01, "max_tokens": 8}
 
 
+def encode(text: str) -> list[int]:
+    """The ids that the server makes of a text."""
+    return list(text.encode())
+
+
 def decode(token_ids: np.ndarray) -> str:
     """Like tokenizers, which raise OverflowError for a negative id."""
     return " ".join(str(int.from_bytes(int(token).to_bytes(4))) for token in token_ids)
@@ -35,9 +40,15 @@ def make_engine(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> Callable
     monkeypatch.setattr("rollgen.engines.http.FIRST_PAUSE", 0.01)
     monkeypatch.setattr("rollgen.engines.availability.BRIDGE_SECONDS", 1.0)
     monkeypatch.setattr("rollgen.engines.availability.LONGEST_PAUSE", 0.1)
+    monkeypatch.setattr("rollgen.engines.availability.CONFIRM_SECONDS", 0.01)
 
     def make(
-        capture: str = "auto", *, untruncated: str = "none", url: str | None = None, **settings: Any
+        capture: str = "auto",
+        *,
+        untruncated: str = "none",
+        url: str | None = None,
+        given_up: Callable[[], bool] = lambda: False,
+        **settings: Any,
     ) -> HttpEngine:
         config = RunConfig.model_validate(SETTINGS | settings)
         return HttpEngine(
@@ -48,7 +59,9 @@ def make_engine(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> Callable
             untruncated=untruncated,  # type: ignore[arg-type]
             replayable=True,
             decode=decode,
+            encode=encode,
             dtype="bfloat16",
+            given_up=given_up,
         )
 
     return make

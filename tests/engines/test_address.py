@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from rollgen.engines.address import DEFAULT_KEY_VARIABLE, check_key_variable, parse_address, read_api_key, redacted
-from rollgen.errors import UsageError
+from rollgen.engines.address import (
+    DEFAULT_KEY_VARIABLE,
+    check_key_variable,
+    parse_address,
+    parse_addresses,
+    read_api_key,
+    redacted,
+)
+from rollgen.engines.base import RequestError
+from rollgen.errors import UnfitEngine, UsageError
 
 
 @pytest.mark.parametrize(
@@ -49,6 +57,10 @@ def test_authorization() -> None:
         ("http://me:12/secret@host", None, "'host' is no URL"),
         ("http://me:12?secret@host", None, "'host' is no URL"),
         ("http://me:12#secret@host", None, "'host' is no URL"),
+        ("http://x..y:80", None, "no URL"),
+        ("http://.x", None, "no URL"),
+        (f"http://{'a' * 64}:80", None, "no URL"),
+        ("http://host/\udce9", None, "no URL"),
     ],
 )
 def test_refused(given: str, api_key: str | None, problem: str) -> None:
@@ -56,6 +68,37 @@ def test_refused(given: str, api_key: str | None, problem: str) -> None:
     with pytest.raises(UsageError, match=problem) as caught:
         parse_address(given, api_key)
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "urls",
+    [
+        ("http://host:8000", "http://host:8000"),
+        ("http://host:8000", "http://HOST:8000/v1/"),
+        ("http://host", "http://other", "http://me:secret@host:80"),
+        ("https://host/a", "https://host:443/a"),
+    ],
+    ids=str,
+)
+def test_named_twice(urls: tuple[str, ...]) -> None:
+    """It would get twice its share, however it is spelled."""
+    with pytest.raises(UsageError, match="is named twice"):
+        parse_addresses(urls)
+    assert len(parse_addresses(urls[:-1])) == len(urls) - 1
+
+
+@pytest.mark.parametrize(
+    ("url", "key"), [("http://host", "s3cr3t/k"), ("http://me:s3cr3t%2Fk@host", None)], ids=["key", "login"]
+)
+def test_nothing_is_repeated(url: str, key: str | None) -> None:
+    """Neither as it was given, nor as it was sent, nor as it stands in a URL; the class of an error stays."""
+    address = parse_address(url, key)
+    assert address.authorization is not None
+    for text in ("s3cr3t/k", "s3cr3t%2Fk", address.authorization.partition(" ")[2]):
+        with pytest.raises(UnfitEngine, match=r"^said \(secret\)\.$"), address.discreet():
+            raise UnfitEngine(f"said {text}.")
+    with pytest.raises(RequestError, match=r"^harmless$"), address.discreet():
+        raise RequestError("harmless")
 
 
 def test_api_key() -> None:

@@ -1,4 +1,4 @@
-"""A server as an engine: what is sampled, what is tried again and what is not, and a server that goes away."""
+"""A server as an engine: what is sampled, what is tried again and what is not."""
 
 from __future__ import annotations
 
@@ -6,57 +6,23 @@ import asyncio
 import base64
 import io
 import math
-import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from models import fake_server
+from models.driven import check, drive, sample
 from models.fake_server import FakeServer, answers, breaks_off, disconnects, error, waits
 
 from rollgen.engines.base import Extras, RequestError, SampleRequest
 from rollgen.engines.http import MAX_TRIES, HttpEngine
 from rollgen.errors import CaptureError, EngineError, UnfitEngine
-from rollgen.format.invariants import find_problem
 from rollgen.format.manifest import RoutedExperts
 from rollgen.rollouts import Completion
 
 MakeEngine = Callable[..., HttpEngine]
 MakeRequest = Callable[..., SampleRequest]
-
-
-def drive(engine: HttpEngine, scenario: Callable[[], Awaitable[Any]]) -> Any:
-    """The result of `scenario()`, with the engine started, and closed after it."""
-
-    async def run() -> Any:
-        await engine.start()
-        try:
-            return await scenario()
-        finally:
-            engine.close()
-
-    return asyncio.run(run())
-
-
-def sample(engine: HttpEngine, request: SampleRequest) -> Completion:
-    """One sample, of an engine that is started for it."""
-    completion: Completion = drive(engine, lambda: engine.sample(request))
-    return completion
-
-
-def check(completion: Completion, request: SampleRequest) -> None:
-    """It is what the server samples for this seed, in every field."""
-    expected = fake_server.sample(request.sampling_params | {"logprobs": 0}, masks=True)
-    assert completion.token_ids.tolist() == expected["token_ids"]
-    assert completion.finish_reason == expected["finish_reason"]
-    assert completion.logprobs.tolist() == [token["logprob"] for token in expected["logprobs"]["content"]]
-    if request.prompt.sampling.truncates:
-        assert np.split(completion.mask_ids, completion.mask_offsets[1:-1])[0].tolist() == expected["sampling_mask"][0]
-        assert completion.mask_ids.tolist() == [token for mask in expected["sampling_mask"] for token in mask]
-    assert find_problem(completion, fake_server.VOCAB_SIZE) is None
-    assert completion.text == " ".join(map(str, expected["token_ids"]))
-    assert completion.seed == request.seed
 
 
 @pytest.mark.parametrize("large", [False, True])
@@ -91,7 +57,7 @@ def test_untruncated(server: FakeServer, make_engine: MakeEngine, make_request: 
     completion = sample(make_engine("none", untruncated="some", top_k=0, top_p=1.0, min_p=0.0), request)
     check(completion, request)
     assert not completion.mask_offsets.any()
-    assert server.seen[-1]["sampling_params"]["logprobs"] == 0
+    assert server.asked[-1]["sampling_params"]["logprobs"] == 0
 
 
 def test_support_logprobs(server: FakeServer, make_engine: MakeEngine, make_request: MakeRequest) -> None:
@@ -107,6 +73,7 @@ def test_support_logprobs(server: FakeServer, make_engine: MakeEngine, make_requ
 TRANSIENT = {
     "500": answers(500, {"error": {"message": "Internal Server Error"}}),
     "502": answers(502, "<html><h1>Bad Gateway</h1></html>"),
+    "404": answers(404, {"detail": "Not Found"}),
     "503": answers(503, Retry_After="0"),
     "504": answers(504, Retry_After="Wed, 21 Oct 2026 07:28:00 GMT"),
     "429": answers(429, {"error": {"message": "queue is full"}}, Retry_After="0.01"),
@@ -123,14 +90,14 @@ def test_tried_again(
 ) -> None:
     """Twice, with the same body, so with the same seed, under a name of its own each time."""
     engine = make_engine()
-    server.seen.clear()
+    server.asked.clear()
     server.ids.clear()
-    server.faults = [fault, fault]
+    server.run_faults = [fault, fault]
     request = make_request()
     check(sample(engine, request), request)
-    assert len(server.seen) == 3
-    assert server.seen[0] == server.seen[1] == server.seen[2]
-    assert server.seen[0]["sampling_params"]["seed"] == request.seed >= 2**32
+    assert len(server.asked) == 3
+    assert server.asked[0] == server.asked[1] == server.asked[2]
+    assert server.asked[0]["sampling_params"]["seed"] == request.seed >= 2**32
     assert len(set(server.ids)) == 3
 
 
@@ -138,8 +105,8 @@ def test_tried_again(
 def test_not_for_ever(server: FakeServer, make_engine: MakeEngine, make_request: MakeRequest, name: str) -> None:
     """A request that fails again and again while the server is well fails alone."""
     engine = make_engine()
-    server.seen.clear()
-    server.faults = [TRANSIENT[name]] * MAX_TRIES
+    server.asked.clear()
+    server.run_faults = [TRANSIENT[name]] * MAX_TRIES
 
     async def one_fails() -> Completion:
         with pytest.raises(RequestError, match=f"failed it {MAX_TRIES} times, the last time: "):
@@ -147,7 +114,7 @@ def test_not_for_ever(server: FakeServer, make_engine: MakeEngine, make_request:
         return await engine.sample(make_request())
 
     check(drive(engine, one_fails), make_request())
-    assert len(server.seen) == MAX_TRIES + 1
+    assert len(server.asked) == MAX_TRIES + 1
 
 
 @pytest.mark.parametrize(
@@ -160,7 +127,6 @@ def test_not_for_ever(server: FakeServer, make_engine: MakeEngine, make_request:
         (307, UnfitEngine),
         (401, UnfitEngine),
         (403, UnfitEngine),
-        (404, UnfitEngine),
     ],
 )
 def test_not_tried_again(
@@ -168,11 +134,11 @@ def test_not_tried_again(
 ) -> None:
     """What would be answered in the same way: to this request, or to all."""
     engine = make_engine()
-    server.seen.clear()
-    server.faults = [answers(status, {"error": {"message": "the reason"}})]
+    server.asked.clear()
+    server.run_faults = [answers(status, {"error": {"message": "the reason"}})]
     with pytest.raises(exception, match=f"{status}: the reason"):
         sample(engine, make_request())
-    assert len(server.seen) == 1
+    assert len(server.asked) == 1
 
 
 def changed(change: Callable[[dict[str, Any]], None]) -> fake_server.Fault:
@@ -181,7 +147,8 @@ def changed(change: Callable[[dict[str, Any]], None]) -> fake_server.Fault:
     async def fault(request: Any) -> Any:
         choice = fake_server.sample((await request.json())["sampling_params"], masks=True)
         change(choice)
-        return fake_server.web.json_response({"choices": [choice]})
+        told = f"generate-tokens-{request.headers['X-Request-Id']}"
+        return fake_server.web.json_response({"request_id": told, "choices": [choice]})
 
     return fault
 
@@ -228,11 +195,11 @@ def test_wrong_answers(
 ) -> None:
     """Nothing is mended, and nothing asked for again: it would be sampled the same."""
     engine = make_engine()
-    server.seen.clear()
-    server.faults = [changed(change)]
+    server.asked.clear()
+    server.run_faults = [changed(change)]
     with pytest.raises(exception, match=problem):
         sample(engine, make_request())
-    assert len(server.seen) == 1
+    assert len(server.asked) == 1
 
 
 def test_too_long_an_answer(
@@ -254,7 +221,7 @@ def test_ties(server: FakeServer, make_engine: MakeEngine, make_request: MakeReq
     assert engine.resampled == 1
     assert np.unique(np.diff(completion.mask_offsets)).tolist() == [50]
     np.testing.assert_allclose(completion.logprobs, -math.log(50), rtol=1e-5)
-    asked = [body["sampling_params"] for body in server.seen[-2:]]
+    asked = [body["sampling_params"] for body in server.asked[-2:]]
     assert [params.pop("logprobs") for params in asked] == [38, 64]
     assert asked[0] == asked[1]
 
@@ -273,7 +240,7 @@ def test_window(server: FakeServer, make_engine: MakeEngine, make_request: MakeR
     engine = make_engine(max_num_seqs=8)
     assert engine.window == 12
     assert make_engine().window == 384
-    server.faults = [waits(0.3)] * 12
+    server.run_faults = [waits(0.3)] * 12
 
     async def full() -> None:
         await asyncio.gather(*(engine.sample(make_request(number)) for number in range(12)))
@@ -285,7 +252,7 @@ def test_window(server: FakeServer, make_engine: MakeEngine, make_request: MakeR
 def test_cancelled(server: FakeServer, make_engine: MakeEngine, make_request: MakeRequest) -> None:
     """The server sees the connection close, and aborts the request."""
     engine = make_engine()
-    server.faults = [waits(30)]
+    server.run_faults = [waits(30)]
 
     async def cancel() -> None:
         sampling = asyncio.create_task(engine.sample(make_request()))
@@ -312,111 +279,6 @@ def test_not_started(server: FakeServer, make_engine: MakeEngine, make_request: 
 
     with pytest.raises(EngineError, match="not started"):
         drive(engine, close)
-
-
-def test_blip(server: FakeServer, make_engine: MakeEngine, make_request: MakeRequest) -> None:
-    """A server that is back within a second: everyone waits, nobody hears of it."""
-    engine = make_engine()
-    requests = [make_request(number) for number in range(3)]
-    server.faults = [waits(30)] * 3
-
-    async def restart() -> list[Completion]:
-        sampling = [asyncio.create_task(engine.sample(request)) for request in requests]
-        while server.in_flight < 3:
-            await asyncio.sleep(0.01)
-        await asyncio.to_thread(server.stop)
-        await asyncio.sleep(0.3)
-        await asyncio.to_thread(server.start)
-        return await asyncio.gather(*sampling)
-
-    for request, completion in zip(requests, drive(engine, restart), strict=True):
-        check(completion, request)
-
-
-def test_away_and_back(server: FakeServer, make_engine: MakeEngine, make_request: MakeRequest) -> None:
-    """Dead for everyone at once, and for who comes later; started again it waits for the server, and probes it."""
-    engine = make_engine()
-    server.faults = [waits(30)] * 3
-
-    async def away() -> Completion:
-        sampling = [asyncio.create_task(engine.sample(make_request(number))) for number in range(3)]
-        while server.in_flight < 3:
-            await asyncio.sleep(0.01)
-        await asyncio.to_thread(server.stop)
-        results = await asyncio.gather(*sampling, return_exceptions=True)
-        assert [type(result) for result in results] == [EngineError] * 3
-        assert str(results[0]) == f"{server.url}: the server does not answer: connection refused"
-        with pytest.raises(EngineError):
-            await engine.sample(make_request())
-        engine.close()
-        starting = asyncio.create_task(engine.start())
-        await asyncio.sleep(0.3)
-        assert not starting.done()
-        await asyncio.to_thread(server.start)
-        server.faults.clear()
-        await starting
-        return await engine.sample(make_request())
-
-    check(drive(engine, away), make_request())
-
-
-def test_start_gives_up(server: FakeServer, make_engine: MakeEngine) -> None:
-    """After --stall-timeout."""
-    engine = make_engine(stall_timeout=0.5)
-    server.healthy = False
-    with pytest.raises(EngineError, match="away for 0 s: it answers /health with 503; start it"):
-        asyncio.run(engine.start())
-
-
-@pytest.mark.parametrize("change", [{"model": "other"}, {"masks": False}, {"version": "0.99"}], ids=str)
-def test_back_as_another(
-    server: FakeServer, make_engine: MakeEngine, make_request: MakeRequest, change: dict[str, Any]
-) -> None:
-    """Whether it was gone for long or not: no restart of the engine would help."""
-    engine = make_engine()
-
-    async def replace(seconds: float) -> None:
-        server.faults = [disconnects]
-        await asyncio.to_thread(server.stop)
-        sampling = asyncio.create_task(engine.sample(make_request()))
-        await asyncio.sleep(seconds)
-        for name, value in change.items():
-            setattr(server, name, value)
-        await asyncio.to_thread(server.start)
-        server.faults.clear()
-        await sampling
-
-    with pytest.raises(UnfitEngine):
-        drive(engine, lambda: replace(0.3))
-    with pytest.raises(UnfitEngine):
-        asyncio.run(engine.start())
-
-
-def test_drained(server: FakeServer, make_engine: MakeEngine, make_request: MakeRequest) -> None:
-    """A server that says it is not well gets nothing new, but what it is at is waited for."""
-    engine = make_engine()
-
-    async def drain() -> list[Completion | BaseException]:
-        server.faults = [waits(2), answers(503)]
-        first = asyncio.create_task(engine.sample(make_request(0)))
-        while not server.in_flight:
-            await asyncio.sleep(0.01)
-        server.healthy = False
-        seen = len(server.seen)
-        others = [asyncio.create_task(engine.sample(make_request(1)))]
-        while len(server.seen) == seen:
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0.1)
-        others.append(asyncio.create_task(engine.sample(make_request(2))))
-        results = await asyncio.gather(first, *others, return_exceptions=True)
-        assert len(server.seen) == seen + 1
-        return results
-
-    started = time.monotonic()
-    completion, *others = drive(engine, drain)
-    check(completion, make_request(0))
-    assert [type(result) for result in others] == [EngineError] * 2
-    assert time.monotonic() - started > 2  # longer than the second after which it would have been given up
 
 
 @pytest.mark.parametrize("metered", [True, False])
@@ -448,6 +310,64 @@ def test_tokens(
     assert drive(engine, count) == ([0, 1000, 1050, 1050] if metered else [0, 0, 0, 0])
 
 
+def test_a_meter_that_turns_odd(
+    server: FakeServer, make_engine: MakeEngine, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Is none: finished samples count then, and nothing fails."""
+    monkeypatch.setattr("rollgen.engines.http.METER_SECONDS", 0.02)
+    engine = make_engine()
+
+    async def odd() -> int:
+        server.pages["/metrics"] = (200, "vllm:generation_tokens_total 1e400\n")
+        await asyncio.sleep(0.1)
+        before, completion = engine.tokens, await engine.sample(make_request())
+        return engine.tokens - before - len(completion.token_ids)
+
+    assert drive(engine, odd) == 0
+
+
+def test_a_meter_that_fails_is_heard_of(
+    server: FakeServer, make_engine: MakeEngine, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the next request."""
+    engine = make_engine()
+
+    async def broken(wire: object) -> None:
+        raise ZeroDivisionError
+
+    async def later() -> None:
+        await asyncio.sleep(0)
+        await engine.sample(make_request())
+
+    monkeypatch.setattr("rollgen.engines.http.read_load", broken)
+    with pytest.raises(ZeroDivisionError):
+        drive(engine, later)
+
+
+def test_lost_requests(
+    server: FakeServer, make_engine: MakeEngine, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server works on, but no more for us: that is no sign of life."""
+    monkeypatch.setattr("rollgen.engines.http.METER_SECONDS", 0.02)
+    engine = make_engine()
+
+    async def lose() -> list[int]:
+        server.run_faults = [waits(30)]
+        sampling = asyncio.create_task(engine.sample(make_request()))
+        await asyncio.sleep(0.2)
+        seen = [engine.tokens]
+        for lost in (0, 1):
+            server.lost = lost
+            await asyncio.sleep(0.1)
+            server.generated += 100
+            await asyncio.sleep(0.1)
+            seen.append(engine.tokens)
+        sampling.cancel()
+        return seen
+
+    assert drive(engine, lose) == [0, 100, 100]
+
+
 def test_key_is_sent_and_never_told(
     server: FakeServer, make_engine: MakeEngine, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -460,7 +380,7 @@ def test_key_is_sent_and_never_told(
         return error(400, f"you sent {request.headers['Authorization']}")
 
     async def refused(elsewhere: FakeServer) -> None:
-        server.faults = [echo, answers(308, Location=f"{elsewhere.url}/inference/v1/generate")]
+        server.run_faults = [echo, answers(308, Location=f"{elsewhere.url}/inference/v1/generate")]
         with pytest.raises(RequestError, match=r"400: you sent Bearer \(secret\)"):
             await engine.sample(make_request())
         with pytest.raises(UnfitEngine, match="308"):
@@ -481,7 +401,7 @@ def test_login_in_the_url(server: FakeServer, make_engine: MakeEngine, make_requ
         headers.append(request.headers["Authorization"])
 
     engine = make_engine(url=server.url.replace("http://", "http://me:secret@"))
-    server.faults = [remember]
+    server.run_faults = [remember]
     sample(engine, make_request())
     assert headers == ["Basic bWU6c2VjcmV0"]
     assert str(engine.address) == server.url

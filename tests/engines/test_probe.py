@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ COMMON: dict[str, Any] = {
     "untruncated": "none",
     "replayable": True,
     "decode": str,
+    "encode": str.encode,
     "dtype": "bfloat16",
 }
 """Of the engines of one run."""
@@ -117,9 +119,9 @@ def test_server_fails(server: FakeServer, make_engine: MakeEngine) -> None:
 
 
 def test_refused_sampling(server: FakeServer, make_engine: MakeEngine) -> None:
-    """In the server's words: of the second request, the first with the run's sampling."""
+    """In the server's words: of the fourth request, the first with the run's sampling."""
     refusal = answers(400, {"error": {"message": "bad_words are not for this model", "param": "bad_words"}})
-    server.faults = [_passes, refusal]
+    server.faults = [_passes, _passes, _passes, refusal]
     with pytest.raises(UsageError, match="refuses how this run samples: bad_words are not for this model"):
         make_engine()
 
@@ -194,6 +196,77 @@ def test_no_meter(server: FakeServer, make_engine: MakeEngine) -> None:
     """The user should know what a stall is judged by."""
     server.is_metered = False
     assert "--stall-timeout" in make_engine().notes[0]
+
+
+@pytest.mark.parametrize(
+    ("field", "problem"),
+    [
+        ({"shift": 1}, "--model: its tokenizer is not that of"),
+        ({"vocab_size": VOCAB_SIZE - 1}, "--model: has a vocabulary of 64 ids, and what .* serves has fewer"),
+        ({"vocab_size": VOCAB_SIZE + 1}, "--model: has a vocabulary of 64 ids, and what .* serves has more"),
+    ],
+    ids=str,
+)
+def test_another_model(server: FakeServer, make_engine: MakeEngine, field: dict[str, Any], problem: str) -> None:
+    """A tokenizer or a vocabulary that is not the server's would make a dataset of nonsense."""
+    for name, value in field.items():
+        setattr(server, name, value)
+    with pytest.raises(UsageError, match=problem):
+        make_engine()
+
+
+@pytest.mark.parametrize(
+    ("field", "note"),
+    [({"shift": None}, "does not answer /tokenize"), ({"checks_ids": False}, "does not check ids")],
+    ids=str,
+)
+def test_a_model_that_cannot_be_checked(
+    server: FakeServer, make_engine: MakeEngine, field: dict[str, Any], note: str
+) -> None:
+    """The user should know, and no more."""
+    for name, value in field.items():
+        setattr(server, name, value)
+    (found,) = make_engine().notes
+    assert found.startswith(f"{server.url} {note}")
+
+
+@pytest.mark.parametrize("page", ["", "{}", "[]", '{"tokens": null}', "<html>"])
+def test_an_answer_that_is_no_tokens(server: FakeServer, make_engine: MakeEngine, page: str) -> None:
+    """Is none of a tokenizer."""
+    server.pages["/tokenize"] = (200, page)
+    assert "/tokenize" in make_engine().notes[0]
+
+
+def test_given_up_together(server: FakeServer) -> None:
+    """Whether the probes of several servers are wanted may depend on the context that they were asked for in."""
+    stopping = ContextVar("stopping", default=False)
+    token = stopping.set(True)
+    with FakeServer() as second:
+        for each in (server, second):
+            each.faults = [waits(60)]
+        started = time.monotonic()
+        with pytest.raises(EngineError, match="interrupted while a server was waited for"):
+            connect(make_config([server, second]), **COMMON, given_up=stopping.get)
+        assert time.monotonic() - started < 2
+    stopping.reset(token)
+
+
+@pytest.mark.parametrize("where", ["reason", "redirect"])
+def test_a_key_that_is_repeated(
+    server: FakeServer, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """In a redirect, in a finish reason, percent-encoded: it is in no message."""
+    monkeypatch.setenv("VLLM_API_KEY", "correct/horse")
+    choice = {"finish_reason": "correct/horse", "token_ids": [1]}
+    server.faults = [
+        answers(200, {"choices": [choice]})
+        if where == "reason"
+        else answers(307, Location="http://elsewhere/correct/horse/correct%2Fhorse")
+    ]
+    with pytest.raises((UsageError, EngineError)) as caught:
+        make_engine()
+    assert "horse" not in str(caught.value)
+    assert "(secret)" in str(caught.value)
 
 
 def test_alike(server: FakeServer, make_engine: MakeEngine) -> None:

@@ -81,6 +81,32 @@ def test_impossible_contexts(server: FakeServer, context: int) -> None:
         describe([server.url], None)
 
 
+@pytest.mark.parametrize("field", ["model", "root"])
+@pytest.mark.parametrize("name", ["a\nrollgen: error: b", "\x1b[31mred", "x" * 1001, "\u202etxt"], ids=ascii)
+def test_names_that_act(server: FakeServer, field: str, name: str) -> None:
+    """What would forge a line, colour a terminal or fill it is no name; the message has nothing of it."""
+    setattr(server, field, name)
+    with pytest.raises(UsageError, match="no readable id, root and max_model_len") as caught:
+        describe([server.url], None)
+    assert "\n" not in str(caught.value)
+    server.model, server.root, server.version = "fake", None, name
+    assert describe([server.url], None).version == "unspecified"
+
+
+def test_a_key_that_is_repeated(server: FakeServer) -> None:
+    """In whatever a server says of itself."""
+    server.api_key, server.version = "correct-horse", "correct-horse"
+    with FakeServer(api_key="correct-horse", version="0.31.0") as other, pytest.raises(UsageError) as caught:
+        describe([server.url, other.url], "correct-horse")
+    assert "horse" not in str(caught.value)
+
+
+def test_named_twice(server: FakeServer) -> None:
+    """With and without `/v1`."""
+    with pytest.raises(UsageError, match=f"--server: {server.url} is named twice"):
+        describe([server.url, f"{server.url}/v1"], None)
+
+
 def test_another_service(server: FakeServer) -> None:
     """A path below the server answers 404."""
     with pytest.raises(UsageError, match="is that the URL of a vLLM server"):

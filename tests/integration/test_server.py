@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from models.vllm_server import VllmServer
 from native.proof import ALONE
+from transformers import AutoTokenizer
 
 from rollgen.config import RunConfig
 from rollgen.engines.base import SampleRequest
@@ -113,6 +115,7 @@ def read_rows(dataset: Path) -> dict[tuple[str, int], Row]:
 
 
 def make_engine(url: str, capture: str = "auto", *, untruncated: str = "none", **settings: Any) -> HttpEngine:
+    tokenizer = AutoTokenizer.from_pretrained(describe([url], KEY).root)
     return HttpEngine(
         RunConfig.model_validate(SETTINGS | settings),
         url,
@@ -121,6 +124,7 @@ def make_engine(url: str, capture: str = "auto", *, untruncated: str = "none", *
         untruncated=untruncated,  # type: ignore[arg-type]
         replayable=True,
         decode=str,
+        encode=partial(tokenizer.encode, add_special_tokens=False),
         dtype="float32",
     )
 
@@ -173,6 +177,16 @@ def test_misconfigured(servers: dict[str, VllmServer], server: str, how: dict[st
     """vLLM's own refusals are understood."""
     with pytest.raises(UsageError, match=problem):
         make_engine(servers[server].url, **how)
+
+
+def test_the_model_is_checked(servers: dict[str, VllmServer], monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM tokenizes for us, refuses ids that are none of its model's, and names the request in its answer."""
+    url = servers["logprobs"].url
+    assert [note for note in make_engine(url, "logprobs").notes if "check" in note] == []
+    for vocab_size, how_many in ((VOCAB_SIZE + 1, "fewer"), (VOCAB_SIZE - 1, "more")):
+        monkeypatch.setattr(f"{__name__}.VOCAB_SIZE", vocab_size)
+        with pytest.raises(UsageError, match=f"vocabulary of {vocab_size} ids, and what .* serves has {how_many}"):
+            make_engine(url, "logprobs")
 
 
 def test_untruncated(servers: dict[str, VllmServer]) -> None:

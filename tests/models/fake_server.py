@@ -1,7 +1,8 @@
 """A server without a model that speaks vLLM's wire: real HTTP on 127.0.0.1, in a thread, with faults on demand.
 
 Its logits are random numbers out of a request's seed, truncated and sampled as vLLM does it. What it is like (flags,
-versions, keys) are fields that may be changed at any time. `faults` are taken off one by one, by requests for samples.
+versions, keys) are fields that may be changed at any time. `faults` are taken off one by one, by requests for samples;
+`run_faults` by those of them that are no probe's.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import json
 import socket
 import threading
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -39,6 +41,8 @@ class FakeServer:
     api_key: str | None = None
     version: str = "0.32.0"
     model: str = MODEL
+    root: str | None = None
+    """None for one that its model's name has."""
     max_model_len: int = 256
     is_metered: bool = True
     parameters: tuple[str, ...] | None = ("temperature", "min_tokens", "repetition_penalty")
@@ -50,12 +54,31 @@ class FakeServer:
     """The path of a page of 1,000 bytes."""
     tied: int = 0
     """Ids that are equally likely, and more than all others."""
+    checks_ids: bool = True
+    """Whether it refuses ids to stop at that are none of its vocabulary."""
+    shift: int | None = 0
+    """What its tokenizer adds to the ids of ours; None for a server that tokenizes nothing."""
+    repeats_id: bool = True
     healthy: bool = True
+    pages: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """Status and text of what it answers at a path, in place of its own."""
     faults: list[Fault] = field(default_factory=list)
+    run_faults: list[Fault] = field(default_factory=list)
+    always: Fault | None = None
+    """Of requests that are no probe's, where there are no others."""
     seen: list[dict[str, Any]] = field(default_factory=list)
     """The bodies of requests for samples."""
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    """Those of them that are no probe's."""
     ids: list[str] = field(default_factory=list)
     """Their X-Request-Id."""
+    looks: Counter[str] = field(default_factory=Counter)
+    """How often each path was asked for."""
+    of_others: int = 0
+    """Requests that others have in flight here."""
+    lost: int = 0
+    """Requests in flight of which it knows nothing."""
+    tells_requests: bool = True
     in_flight: int = 0
     most_in_flight: int = 0
     aborted: int = 0
@@ -94,6 +117,7 @@ class FakeServer:
         application.router.add_get("/v1/models", self._models)
         application.router.add_get("/metrics", self._metrics)
         application.router.add_get("/openapi.json", self._schema)
+        application.router.add_post("/tokenize", self._tokenize)
         application.router.add_post("/inference/v1/generate", self._generate)
         self._runner = web.AppRunner(application, handler_cancellation=True, shutdown_timeout=0.01)
         await self._runner.setup()
@@ -103,9 +127,13 @@ class FakeServer:
 
     @web.middleware
     async def _authenticate(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        self.looks[request.path] += 1
         guarded = request.path.startswith(("/v1", "/inference"))
         if guarded and self.api_key and request.headers.get("Authorization") != f"Bearer {self.api_key}":
             return web.json_response({"error": "Unauthorized"}, status=401)
+        if request.path in self.pages:
+            status, text = self.pages[request.path]
+            return web.Response(status=status, text=text)
         answer: web.StreamResponse = await handler(request)
         return web.Response(text=" " * 1000) if request.path == self.long_page else answer
 
@@ -116,12 +144,23 @@ class FakeServer:
         return web.json_response({"version": self.version})
 
     async def _models(self, request: web.Request) -> web.Response:
-        card = {"id": self.model, "root": f"/models/{self.model}", "parent": None, "max_model_len": self.max_model_len}
+        root = self.root or f"/models/{self.model}"
+        card = {"id": self.model, "root": root, "parent": None, "max_model_len": self.max_model_len}
         return web.json_response({"object": "list", "data": [card]})
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        count = f'vllm:generation_tokens_total{{engine="0",model_name="{self.model}"}} {float(self.generated)}\n'
-        return web.Response(text="# TYPE vllm:generation_tokens_total counter\n" + (count if self.is_metered else ""))
+        told = {"generation_tokens_total": self.generated} if self.is_metered else {}
+        if self.tells_requests:
+            told |= {"num_requests_running": self.in_flight - self.lost, "num_requests_waiting": self.of_others}
+        labels = f'{{engine="0",model_name="{self.model}"}}'
+        lines = [f"# TYPE vllm:{name} x\nvllm:{name}{labels} {float(value)}\n" for name, value in told.items()]
+        return web.Response(text="".join(lines))
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        if self.shift is None:
+            return web.json_response({"detail": "Not Found"}, status=404)
+        text = (await request.json())["prompt"]
+        return web.json_response({"tokens": [one + self.shift for one in text.encode()], "max_model_len": 256})
 
     async def _schema(self, request: web.Request) -> web.Response:
         if self.parameters is None:
@@ -130,21 +169,25 @@ class FakeServer:
         return web.json_response({"components": {"schemas": {"GenerateRequest": {"properties": fields}}}})
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
-        body = await request.json()
+        body, request_id = await request.json(), request.headers["X-Request-Id"]
         self.seen.append(body)
-        self.ids.append(request.headers["X-Request-Id"])
+        fault = self.faults.pop(0) if self.faults else None
+        if not request_id.startswith("rollgen-probe"):
+            self.asked.append(body)
+            self.ids.append(request_id)
+            fault = fault or (self.run_faults.pop(0) if self.run_faults else self.always)
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
         try:
-            answer = await self.faults.pop(0)(request) if self.faults else None
-            return answer or self._sample(body)
+            answer = None if fault is None else await fault(request)
+            return answer or self._sample(body, request_id)
         except asyncio.CancelledError:
             self.aborted += 1
             raise
         finally:
             self.in_flight -= 1
 
-    def _sample(self, body: dict[str, Any]) -> web.Response:
+    def _sample(self, body: dict[str, Any], request_id: str) -> web.Response:
         params = body["sampling_params"]
         if not self.has_route:
             return web.json_response({"detail": "Not Found"}, status=404)
@@ -155,12 +198,15 @@ class FakeServer:
         if 0 <= self.max_logprobs < params["logprobs"]:
             told = f"Requested sample logprobs of {params['logprobs']}, which is greater than max allowed: "
             return error(400, f"{told}{self.max_logprobs}", param="logprobs")
+        if self.checks_ids and any(one >= self.vocab_size for one in params["stop_token_ids"]):
+            return error(400, "stop_token_ids contain out-of-vocab token ids", param="stop_token_ids")
         if self.masks and params["top_k"] <= 0:
             return error(500, "")
         choice = sample(params, masks=self.masks, mode=self.mode, tied=self.tied, vocab_size=self.vocab_size)
         choice["routed_experts"] = self.experts(len(body["token_ids"]) + len(choice["token_ids"]) - 1)
         self.generated += len(choice["token_ids"])
-        return web.json_response({"request_id": "generate-tokens-x", "model": self.model, "choices": [choice]})
+        told = f"generate-tokens-{request_id if self.repeats_id else 'x'}"
+        return web.json_response({"request_id": told, "model": self.model, "choices": [choice]})
 
 
 def error(status: int, message: str, *, param: str | None = None) -> web.Response:

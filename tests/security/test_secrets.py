@@ -321,7 +321,7 @@ def test_a_login_of_a_server_is_never_told(place: Place, tiny_model: Path) -> No
         assert done.returncode == code, done.stderr
         return done.stdout + done.stderr
 
-    with FakeServer(vocab_size=512) as server:
+    with FakeServer(vocab_size=512, shift=None) as server:
         url = server.url.replace("http://", f"http://{login}@")
         outputs = [told(url, "--dry-run", code=0), told(url, "--dry-run", "--json", code=0), told(url, code=0)]
         assert all(server.url in output for output in outputs[:2])
