@@ -1,6 +1,10 @@
 """Many engines on a Ray cluster, one dataset: `rollgen generate --ray`.
 
-connect.py   joining a cluster or starting a local one; what it has room for
+address.py   where the cluster is, and whether one answers there
+probe.py     the program that asks
+connect.py   joining a cluster or starting a local one
+room.py      what it has room for
+waiting.py   waits that can be given up
 tasks.py     what is owed, cut into tasks; Ray Data hands these to replicas, and again when a replica dies
 slot.py      where the shards of one task go, safe against those who were believed dead: into a shared directory
 parcels.py   the same where the dataset is in object storage: to the driver, who commits them
@@ -22,3 +26,10 @@ plan to the replicas and their shards back, and a replica goes on when the drive
 
 This package alone imports Ray, and is imported only when Ray is asked for.
 """
+
+import os
+
+# Read by Ray when it is imported, and when it starts: after a lost connection it must not start a cluster of its own,
+# and it writes to our standard error what it takes for an error.
+os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
+os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")

@@ -32,7 +32,7 @@ from rollgen.loop.engines import BARREN_DEATHS
 from rollgen.loop.sampling import record_failure, too_many_failures
 
 _SILENT: Final = "its process ended without a word: was it killed, or out of memory?"
-_CONTINUE: Final = "finished samples are stored, continue with --resume"
+CONTINUE: Final = "finished samples are stored, continue with --resume"
 
 
 @dataclass(slots=True)
@@ -156,9 +156,9 @@ class Books:
         message = self.last_death = f"the replica on {replica.place} has died: {why}"
         if replica.barren == BARREN_DEATHS:
             times = f"{BARREN_DEATHS} times without storing a sample"
-            self._give_up(EngineError(f"{message}; that is {times}; {_CONTINUE}"))
+            self._give_up(EngineError(f"{message}; that is {times}; {CONTINUE}"))
         elif self._restarts_left == 0:
-            self._give_up(EngineError(f"{message} after {self._job.stats.restarts} restarts; {_CONTINUE}"))
+            self._give_up(EngineError(f"{message} after {self._job.stats.restarts} restarts; {CONTINUE}"))
         else:
             self._restarts_left -= 1
             self._job.stats.restarts += 1

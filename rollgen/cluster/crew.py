@@ -12,34 +12,27 @@ import math
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Final
 from uuid import uuid4
 
 import ray
 import ray.data
-from ray.exceptions import RayError
+from ray.exceptions import RayActorError, RayError, RpcError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rollgen.cluster.board import Board, Materials
-from rollgen.cluster.books import Books
-from rollgen.cluster.connect import (
-    POLL_SECONDS,
-    REPLICA_CPUS,
-    connect,
-    gpus_per_replica,
-    refuse_if,
-    reserved,
-    room_note,
-    waiting_note,
-)
+from rollgen.cluster.books import CONTINUE, Books
+from rollgen.cluster.connect import connect
 from rollgen.cluster.delivery import Delivery, delivery_of
 from rollgen.cluster.engine import VLLM, EngineFacts, EngineSpec, examine
 from rollgen.cluster.receipts import Positions
 from rollgen.cluster.replica import Orders, Replica
+from rollgen.cluster.room import REPLICA_CPUS, gpus_per_replica, reserved, room_note, waiting_note
 from rollgen.cluster.tasks import Task, cut_tasks
+from rollgen.cluster.waiting import POLL_SECONDS, refuse_if
 from rollgen.errors import EngineError, RollgenError
 from rollgen.loop.crew import Job
 from rollgen.loop.sampling import TICK_SECONDS
@@ -72,7 +65,7 @@ class RayCrew:
         assert config.ray is not None
         self._spec = EngineSpec.of(preflight, make_engine)
         self._replicas = config.replicas
-        with connect(config.ray) as on_error:
+        with connect(config.ray, given_up) as on_error:
             self._gpus = gpus_per_replica(config)
             facts = _examined(self._spec, self._gpus, given_up)
             note = room_note(self._replicas, self._gpus)
@@ -87,6 +80,11 @@ class RayCrew:
     async def make(self, job: Job) -> None:
         """See `loop.crew.Crew`. Interrupted, replicas have REST_SECONDS to commit what is finished; so have they when
         the job cannot go on. What they cannot commit by then is made again by the next attempt."""
+        with _ray_errors():
+            await self._make(job)
+
+    async def _make(self, job: Job) -> None:
+        """Raises RayError too."""
         positions = Positions(job.owed.plan.offsets, job.owed.retries)
         delivery = await asyncio.to_thread(delivery_of, job, positions)
         books = Books(job, positions, replicas=self._replicas, journal=delivery.journal)
@@ -100,7 +98,7 @@ class RayCrew:
             if len(job.owed) == before:
                 raise EngineError(
                     f"{books.last_death or 'Ray has lost what was made'}; {before} samples are owed, and none of them "
-                    "can be made; finished samples are stored, continue with --resume"
+                    f"can be made; {CONTINUE}"
                 )
 
     def close(self) -> None:
@@ -108,7 +106,7 @@ class RayCrew:
         self._leave()
 
     async def _round(self, job: Job, books: Books, delivery: Delivery, tasks: Sequence[Task]) -> None:
-        """Raises what `books` has for a problem, and EngineError for what Ray has."""
+        """Raises what `books` has for a problem, and what Ray raises."""
         books.begin_round()
         orders = Orders(self._spec, delivery.employer, board=f"rollgen-{uuid4().hex}")
         board = _make_board(orders.board, delivery.materials)
@@ -125,14 +123,12 @@ class RayCrew:
                 if not books.has_replicas and time.monotonic() >= deadline:
                     deadline = math.inf
                     job.reporter.note(waiting_note(self._gpus))
-        except RayError as error:
-            raise EngineError(f"Ray ended the job: {_one_line(error)}") from error
         finally:
             await _rest(board, books, stream, receiving)
         if books.problem is not None:
             raise books.problem
         if stream.error is not None:
-            raise EngineError(f"Ray ended the job: {_one_line(stream.error)}") from stream.error
+            raise _ended(stream.error) from stream.error
 
 
 class _Stream(threading.Thread):
@@ -231,6 +227,22 @@ async def _rest(board: Any, books: Books, stream: _Stream, receiving: asyncio.Ta
     deadline = time.monotonic() + LEAVE_SECONDS
     while not stream.over and time.monotonic() < deadline:
         await asyncio.sleep(0.1)
+
+
+@contextmanager
+def _ray_errors() -> Iterator[None]:
+    """Raises EngineError for a RayError."""
+    try:
+        yield
+    except RayError as error:
+        raise _ended(error) from error
+
+
+def _ended(error: Exception) -> EngineError:
+    """What ends a job that Ray does not carry on. Who cannot be reached then is the board, which is on this node."""
+    is_lost = isinstance(error, RayActorError | RpcError)
+    why = "its head, or its part on this node, does not answer any more" if is_lost else _one_line(error)
+    return EngineError(f"Ray ended the job: {why}; {CONTINUE}")
 
 
 def _one_line(error: BaseException) -> str:

@@ -105,7 +105,7 @@ def vllm_engine(spec: EngineSpec) -> Engine:
         from rollgen.engines.vllm import VllmEngine
     except ModuleNotFoundError as error:
         raise UsageError(
-            f"{error.name} is not installed on {socket.gethostname()}: pip install 'rollgen[vllm]' there"
+            f"{error.name} is not installed on {socket.gethostname()}: pip install -e '.[vllm]' in its clone of rollgen"
         ) from error
     return VllmEngine(
         _inside_process(spec.config),

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from rollgen.engines.base import SampleRequest
+from rollgen.format.adoption import line_of
 from rollgen.format.journal import JournalLine
 from rollgen.format.reader import open_shard, read_columns, verify_shard
-from rollgen.format.recovery import line_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -38,7 +38,7 @@ from rollgen.cluster.slot import Abandoned, Employer, Overtaken
 from rollgen.cluster.tasks import Task
 from rollgen.cluster.workplace import Workplace, open_workplace
 from rollgen.engines.base import Engine, SampleRequest
-from rollgen.errors import EngineError, RollgenError, UnfitEngine
+from rollgen.errors import DatasetError, EngineError, RollgenError, UnfitEngine
 from rollgen.format.failures import Stage
 from rollgen.format.writer import ShardWriter
 from rollgen.loop.owed import Owed
@@ -129,6 +129,8 @@ class Replica:
             await self._post(Refused(error))
         except EngineError as error:
             await self._die(error)
+        except DatasetError as error:  # which names a file: of this node, for one
+            await self._post(Refused(DatasetError(f"{error} (on {socket.gethostname()})")))
         except RollgenError as error:
             await self._post(Refused(error))
 

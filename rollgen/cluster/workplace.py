@@ -126,8 +126,8 @@ def _filled(materials: Materials) -> Scratch:
                     file.write(_content(part))
     except OSError as error:
         raise DatasetError(
-            f"{error.filename or 'the temporary directory'}: cannot be written on {socket.gethostname()}: "
-            f"{error.strerror or error}; make room there, or name another place in TMPDIR"
+            f"{error.filename or 'the temporary directory'}: cannot be written: {error.strerror or error}; make room "
+            "there, or name another place in TMPDIR"
         ) from error
     return scratch
 

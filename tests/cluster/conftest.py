@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
+from models import cluster_program
 from models.runs import Recorder
 from models.storage import s3_server
 
@@ -86,15 +87,26 @@ class RayRuns:
             resume=resume,
         )
 
-    def start(self, engine: str, n: int) -> subprocess.Popen[bytes]:
+    def start(self, engine: str, n: int) -> BaseProcess:
         """A run in a process of its own, on this Ray."""
-        address = ray.get_runtime_context().gcs_address
-        arguments = [engine, address, self._prompts, self._model, self.out, n]
-        return subprocess.Popen(
-            [sys.executable, "-m", "models.cluster_program", *map(str, arguments)],
-            env=os.environ | {"PYTHONPATH": str(TESTS)},
-            start_new_session=True,
-        )
+        return _forked(cluster_program.run, engine, _address(), self._prompts, self._model, str(self.out), n)
+
+    def lose_crew(self) -> BaseProcess:
+        """A process that has no run, but a crew for a while."""
+        return _forked(cluster_program.lose, _address(), self._prompts, self._model, Path(f"{self.out}.plan"))
+
+
+def _forked(program: Callable[..., Any], *arguments: object) -> BaseProcess:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(cluster_program.PRELOADED))
+    process = context.Process(target=program, args=(dict(os.environ), *arguments), daemon=True)
+    process.start()
+    return process
+
+
+def _address() -> str:
+    address: str = ray.get_runtime_context().gcs_address
+    return address
 
 
 @pytest.fixture

@@ -107,3 +107,13 @@ def test_deaths_are_counted(books: Books, job: Job) -> None:
     books.enter([("a", Died("out of memory"))])
     assert isinstance(books.problem, EngineError)
     assert "the replica on here, process 2 has died: out of memory after 1 restarts" in str(books.problem)
+
+
+def test_three_deaths_of_one_replica_are_enough(job: Job) -> None:
+    """Without a sample in between: whatever another one does, and however many restarts are left."""
+    positions = Positions(job.owed.plan.offsets, [])
+    books = Books(job, positions, replicas=9, journal=delivery_of(job, positions).journal)
+    books.enter([("a", Died("x")), ("a", Died("x")), ("b", Died("x")), ("b", committed(0)), ("b", Died("x"))])
+    assert books.problem is None
+    books.enter([("a", Died("x"))])
+    assert "that is 3 times without storing a sample; finished samples are stored" in str(books.problem)

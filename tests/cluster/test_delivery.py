@@ -33,6 +33,7 @@ from rollgen.loop.owed import Owed
 from rollgen.loop.report import RunStats
 from rollgen.preflight import discretion_of, plan_run
 from rollgen.prompts.plan import Plan
+from rollgen.remote import workspace
 from rollgen.remote.objects import ObjectStore
 from rollgen.remote.workspace import Workspace
 
@@ -59,10 +60,11 @@ def job(
 ) -> Iterator[Job]:
     """Of a run into object storage, of which nothing is made yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(workspace, "OUTAGE_SECONDS", 0)
     config, manifest = RunConfig.model_validate({"model": str(runs.model), "n": 2}), make_manifest()
     with (
-        Workspace(store.url, "w0", note=lambda text: None) as workspace,
-        WriterSlot(workspace.directory, "w0", WHOLE, remote=workspace) as slot,
+        Workspace(store.url, "w0", note=print, problem_in=lambda directory: lambda table: None) as remote,
+        WriterSlot(remote.directory, "w0", WHOLE, remote=remote) as slot,
     ):
         preflight = plan_run([runs.prompts], config, slot.directory / PLAN_FILE)
         with slot.section():

@@ -5,10 +5,11 @@ Ray has been started without a word of the storage: whatever gets there, the dri
 
 from __future__ import annotations
 
+import os
 import signal
-import subprocess
 import time
 from contextlib import ExitStack
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -22,6 +23,7 @@ from models.storage import s3_server
 from rollgen.errors import DatasetError
 from rollgen.format.journal import list_shards, read_journal
 from rollgen.loop.report import RunStats
+from rollgen.remote import workspace
 from rollgen.remote.objects import ObjectStore
 from rollgen.remote.workspace import workspace_directory
 from rollgen.verify.dataset import verify_dataset
@@ -54,11 +56,11 @@ def check_whole(url: str, copy: Path, n: int = N) -> None:
     assert not workspace_directory(url, "w0").exists()
 
 
-def wait_for_commits(url: str, count: int, process: subprocess.Popen[bytes]) -> int:
+def wait_for_commits(url: str, count: int, process: BaseProcess) -> int:
     """Until there are more than so many. Returns how many."""
     store, deadline = ObjectStore(url), time.monotonic() + 120
     while (found := len([name for name in store.list("journal") if name.endswith(".jsonl")])) <= count:
-        assert process.poll() is None
+        assert process.exitcode is None
         assert time.monotonic() < deadline, "no commit in time"
         time.sleep(0.1)
     return found
@@ -76,16 +78,17 @@ def test_a_run_in_which_a_replica_is_killed(stored_runs: Any, node_files: Path, 
 
 def test_interrupted_then_killed_then_continued(stored_runs: Any, tmp_path: Path) -> None:
     """Ctrl-C commits what is finished, kill -9 of the driver loses no commit, three replicas make just the rest."""
-    n, out = 8, stored_runs.out
+    n, out = 12, stored_runs.out
     first = stored_runs.start("slow", n)
     commits = wait_for_commits(out, 0, first)
-    first.send_signal(signal.SIGINT)
-    assert first.wait(60) == 128 + signal.SIGINT
+    os.kill(first.pid, signal.SIGINT)
+    first.join(60)
+    assert first.exitcode == 128 + signal.SIGINT
 
     second = stored_runs.start("slow", n)
     commits = wait_for_commits(out, commits + 1, second)
     second.kill()
-    second.wait(60)
+    second.join(60)
 
     stats = stored_runs(resume=True, n=n, replicas=3)
     assert 0 < stats.stored_before < PROMPTS * n
@@ -110,13 +113,16 @@ def test_a_storage_that_fails(stored_runs: Any, tmp_path: Path, monkeypatch: pyt
     """In mid-run: the run ends with the storage's error, and what the driver has goes with the next start."""
     monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    monkeypatch.setattr(workspace, "OUTAGE_SECONDS", 0)
     server = ExitStack()
     server.enter_context(s3_server())  # it has the same objects as that of the bucket
+    port = int(os.environ["AWS_ENDPOINT_URL"].rpartition(":")[2])
     with server, pytest.raises(DatasetError, match=f"^{stored_runs.out}/.*: cannot be .*see to the connection"):
         stored_runs("slow", commit_interval=0.2, reporter=Stopping(server))
     [note] = [note for note in stored_runs.reporter.notes if "could not be sent" in note]
     assert "finished shards that could not be sent: 1; they wait in" in note
-    stats = stored_runs(resume=True)
+    with s3_server(port):
+        stats = stored_runs(resume=True)
     assert any("finished, but not committed by the last attempt" in note for note in stored_runs.reporter.notes)
     assert stats.stored_before + stats.stored == PROMPTS * N
     check_whole(stored_runs.out, tmp_path / "copy")

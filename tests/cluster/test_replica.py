@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -117,6 +118,21 @@ def test_locks_that_do_not_reach_this_node_are_named(replica: Replica, board: An
     refused = asyncio.run(scene())
     assert "the lock of the run's writer is not seen" in str(refused.error)
     assert "(flock) of its file system do not reach other nodes" in str(refused.error)
+
+
+def test_what_a_node_cannot_write_is_told_with_its_name(replica: Replica, board: Any, driver: WriterSlot) -> None:
+    """A file where the shards should go stands for a full disk: the same path is another one on each node."""
+    data = driver.directory / "data"
+    data.rename(driver.directory / "elsewhere")
+    data.touch()
+
+    async def scene() -> Refused:
+        await asyncio.wait_for(make(replica), 10)
+        return await news(board, Refused)
+
+    refused = asyncio.run(scene())
+    assert str(refused.error).startswith(f"{data}/.tmp-")
+    assert str(refused.error).endswith(f": cannot be written: Not a directory (on {socket.gethostname()})")
 
 
 def test_a_replica_needs_nothing_of_how_prompts_were_read(preflight: Callable[..., Preflight], tmp_path: Path) -> None:
