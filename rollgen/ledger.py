@@ -12,6 +12,8 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
 from rollgen.engines.base import SampleRequest
 from rollgen.errors import DatasetError, UsageError
@@ -22,6 +24,7 @@ from rollgen.format.retries import RetryList
 from rollgen.loop.owed import Owed
 from rollgen.loop.parts import in_part
 from rollgen.prompts.plan import Plan
+from rollgen.prompts.planned import check_planless, first_problem
 from rollgen.prompts.single import id_number
 
 
@@ -70,19 +73,28 @@ class PlannedLedger:
 
 
 class OpenLedger:
-    """The samples of a dataset without a plan: prompt ids and what is stored of each, in memory."""
+    """The samples of a dataset without a plan: prompt ids and what is stored of each, in memory.
+
+    It is `format.done.StoredSamples` too.
+    """
 
     def __init__(self, part: Part) -> None:
         self._part = part
         self._stored: set[tuple[str, int]] = set()
 
-    def mark(self, keys: StoredKeys, path: Path | str) -> None:
-        """Take in the keys of a shard. Raises DatasetError when one is stored already."""
-        found = list(zip(keys.prompt_id.to_pylist(), keys.sample_index.tolist(), strict=True))
-        before = len(self._stored)
-        self._stored.update(found)
-        if len(self._stored) != before + len(found):
-            raise DatasetError(f"{path}: holds samples that are stored already; remove one of the two copies")
+    def problem(self, table: pa.Table) -> str | None:
+        """See `format.done.StoredSamples`; so below."""
+        return first_problem(check_planless(table))
+
+    def new(self, keys: StoredKeys, place: Path | str) -> npt.NDArray[np.bool_]:
+        found = _named(keys)
+        first = {key: row for row, key in reversed([*enumerate(found)])}
+        return np.array([key not in self._stored and first[key] == row for row, key in enumerate(found)], np.bool_)
+
+    def mark(self, keys: StoredKeys, place: Path | str) -> None:
+        if not self.new(keys, place).all():
+            raise DatasetError(f"{place}: holds samples that are stored already; remove one of the two copies")
+        self._stored.update(_named(keys))
 
     def owns(self, prompt_id: str) -> bool:
         """Whether the prompt is of this writer's part."""
@@ -104,6 +116,10 @@ class OpenLedger:
     def is_stored(self, prompt_id: str, sample_index: int) -> bool:
         """Whether this sample is stored, or waits for its commit."""
         return (prompt_id, sample_index) in self._stored
+
+
+def _named(keys: StoredKeys) -> list[tuple[str, int]]:
+    return [*zip(keys.prompt_id.to_pylist(), keys.sample_index.tolist(), strict=True)]
 
 
 Ledger = PlannedLedger | OpenLedger

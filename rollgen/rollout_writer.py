@@ -30,11 +30,12 @@ from rollgen.engines.outputs import SampledOutput, completion_of, read_outputs
 from rollgen.engines.replay import check_replayable, check_untruncated
 from rollgen.errors import CaptureError, ResumeRefused, UsageError
 from rollgen.format.commit import Part, WriterSlot, check_writer_name, start_section
+from rollgen.format.done import PlannedKeys
 from rollgen.format.failures import FailureLog, Stage
 from rollgen.format.invariants import find_problem
 from rollgen.format.journal import file_sha256
 from rollgen.format.manifest import EngineRecord, Manifest, RoutedExperts, read_manifest
-from rollgen.format.recovery import PlannedKeys, recover, recover_shards
+from rollgen.format.recovery import recover, recover_shards
 from rollgen.format.retries import read_retries
 from rollgen.format.schema import MAX_EXPERTS, PLAN_FILE
 from rollgen.format.writer import ShardWriter
@@ -55,6 +56,7 @@ from rollgen.preflight import (
 from rollgen.prompts.model import ModelInfo, load_model_info
 from rollgen.prompts.parameters import Parameters, run_parameters
 from rollgen.prompts.plan import Plan
+from rollgen.prompts.planned import Planned
 from rollgen.prompts.single import check_sample, single_prompt
 from rollgen.prompts.sources import PromptInput
 from rollgen.remote.objects import is_url
@@ -402,7 +404,8 @@ def _loop(preflight: Preflight, sampler: _Sampler) -> _Loop:
 def _planned(slot: WriterSlot, preflight: Preflight, manifest: Manifest) -> _Opened:
     plan = Plan(slot.directory / PLAN_FILE)
     retries = read_retries(slot.directory, manifest)
-    recovery = recover(slot, manifest.config_digest, PlannedKeys(plan.offsets, plan.prompt_ids, retries))
+    planned = PlannedKeys(plan.offsets, plan.prompt_ids, Planned(plan, retries).problem, retries)
+    recovery = recover(slot, manifest.config_digest, planned)
     _log(recovery.findings)
     record_tombstones(plan, preflight.known_prompts, FailureLog(slot.directory, slot.writer))
     return _Opened(
@@ -422,7 +425,7 @@ def _open_planless(slot: WriterSlot, config: RunConfig, sampler: _Sampler) -> _O
     with start_section(slot.directory):
         stored = None if _begins(slot.directory) else read_manifest(slot.directory)
         manifest = establish_planless(config, model, _planless_loop(config, model, run, sampler, stored), slot)
-        _log(recover_shards(slot, manifest.config_digest, ledger.mark))
+        _log(recover_shards(slot, manifest.config_digest, ledger))
     return _Opened(manifest, model, run, replayable, ledger)
 
 

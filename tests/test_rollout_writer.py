@@ -220,11 +220,11 @@ def test_flush_is_durable(runs: Runs, planned: Open) -> None:
 
 
 def test_commits_by_time(runs: Runs, planned: Open) -> None:
-    """With an interval of nothing, each `add` commits what came before it."""
+    """With an interval of nothing, an `add` commits what came before it, unless that goes on already."""
     with planned(commit_interval=1e-6) as writer:
         for request in writer.owed():
             writer.add(request, plain(request))
-    assert len(list_shards(runs.out)) == 10
+    assert 2 <= len(list_shards(runs.out)) <= 10
 
 
 def test_threads_share_a_writer(runs: Runs, planned: Open) -> None:

@@ -104,6 +104,8 @@ class Fetched(NamedTuple):
     line: JournalLine
     place: str
     """Its URL, for errors."""
+    is_listed: bool
+    """Whether there is an object of this name at all."""
     path: Callable[[], Path]
     """Waits for them. Raises MissingFile, DatasetError when the object is not the committed one, and Unreadable."""
 
@@ -125,7 +127,17 @@ class Remote(Protocol):
         """Let them know."""
 
     def commit(self, line: JournalLine) -> None:
-        """Send a line, and its shard before it unless the line retires one. The shard is not here any more then."""
+        """Send a line, and its shard before it unless the line retires one. The shard is not here any more then.
+
+        Raises DatasetError when the storage has failed for too long.
+        """
+
+    def set_aside(self, shard: Path) -> Path:
+        """Keep a shard of the workspace that is not to be sent where nothing removes it. Returns where."""
+        ...
+
+    def give_up(self) -> None:
+        """Do not wait any longer for a storage that fails: a commit raises then. From any thread, or a signal's."""
 
     def clear(self) -> None:
         """Remove the dataset. In the start section."""
@@ -290,7 +302,9 @@ class WriterSlot:
     @property
     def _number(self) -> int:
         """Of the next shard."""
-        return self._sequence if self.remote is None else self.remote.next_number
+        if self.remote is None:
+            return self._sequence
+        return self.remote.next_number + len(list_shards(self.directory))  # after those that wait
 
     def temporary(self) -> Path:
         """Where the next shard is built: beside its target, under a name no reader looks at."""

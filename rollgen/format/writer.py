@@ -2,17 +2,20 @@
 
 A finished sample waits in memory for the rest of its prompt group until the commit interval ends, so groups stay
 together on disk; rows of a shard are sorted by (prompt_index, sample_index, generation). Encoding, verification and
-commit run in one background thread while the caller goes on adding; at most one shard is being written at a time, so
-memory is bounded by about twice `MAX_BUFFER_BYTES`. An error in that thread is raised by the next call; the shard is
-kept and tried again at the next commit, so that a full disk costs nothing once it is cleared. The thread takes the GIL
-only a few times for each row group, because each time it has to wait for a busy caller.
+commit run in one background thread while the caller goes on adding, also when a commit takes longer than the interval;
+at most one shard is being written at a time, so memory is bounded by about twice `MAX_BUFFER_BYTES`: whoever adds more
+waits. An error in that thread is raised by the next call; the shard is kept and tried again at the next commit, so that
+a full disk costs nothing once it is cleared, and what comes after it gets its final name too before a commit is tried:
+when a storage fails for good, all that is finished is on disk. The thread takes the GIL only a few times for each row
+group, because each time it has to wait for a busy caller.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
@@ -120,9 +123,9 @@ class ShardWriter:
         self._complete_bytes = self._open_bytes = 0
         self._last_commit = time.monotonic()
         self._thread = ThreadPoolExecutor(1, "rollgen-writer")
-        self._pending: _Shard | None = None
-        """The shard that is being written, or that could not be."""
-        self._committing: Future[JournalLine] | None = None
+        self._pending: deque[_Shard] = deque()
+        """Shards that are being written, or that could not be, in order."""
+        self._committing: Future[None] | None = None
         self.committed: list[JournalLine] = []
         """Shards committed by this writer, in order."""
 
@@ -147,62 +150,70 @@ class ShardWriter:
         self._open_bytes -= size
         self._complete_bytes += size
         self._complete += group
-        if self._complete_bytes >= self._max_buffer_bytes:
+        if self._complete_bytes >= self._max_buffer_bytes and not self._is_busy:
             self._commit(everything=False)
 
     def tick(self) -> None:
-        """Commit what is due by time or size; call about once a second. Raises what the writing thread raised."""
-        self._collect(wait=False)
-        due = time.monotonic() - self._last_commit >= self._commit_interval
+        """Commit what is due by time or size; call about once a second. Raises what the writing thread raised.
+
+        Waits for a commit that goes on only when memory is full.
+        """
+        if not self._is_busy:
+            self._collect()
+        due = time.monotonic() - self._last_commit >= self._commit_interval and not self._is_busy
         if due or self._open_bytes + self._complete_bytes >= 2 * self._max_buffer_bytes:
             self._commit(everything=True)
 
     def flush(self) -> None:
         """Commit everything added so far; durable on return."""
         self._commit(everything=True)
-        self._collect(wait=True)
+        self._collect()
+
+    @property
+    def _is_busy(self) -> bool:
+        return self._committing is not None and not self._committing.done()
 
     def _commit(self, *, everything: bool) -> None:
-        """Write complete groups, or everything, as the next shard. A shard that failed before comes first."""
-        self._collect(wait=True)
-        if self._pending is not None:
-            self._submit(self._pending)
-            self._collect(wait=True)
+        """Write complete groups, or everything, as the next shard. One that failed before is committed before it."""
+        if self._committing is not None:
+            wait((self._committing,))  # what it raises, the next try raises again
         self._last_commit = time.monotonic()
         completions = self._complete
         if everything:
             completions = [*completions, *chain.from_iterable(self._open.values())]
         if completions:
-            self._submit(_Shard.of(completions, self._schema))
+            self._pending.append(_Shard.of(completions, self._schema))
             self._complete, self._complete_bytes = [], 0  # not before: what cannot be built is not lost
             if everything:
                 self._open, self._open_bytes = {}, 0
+        self._committing = self._thread.submit(self._write) if self._pending else None
 
-    def _submit(self, shard: _Shard) -> None:
-        self._pending = shard
-        self._committing = self._thread.submit(self._write, shard)
-
-    def _collect(self, *, wait: bool) -> None:
-        """Take note of a commit that has ended. Raises what it raised; the shard is then kept and tried again."""
-        if self._committing is not None and (wait or self._committing.done()):
+    def _collect(self) -> None:
+        """Wait for the commit. Raises what it raised; the shard is then kept and tried again."""
+        if self._committing is not None:
             committing, self._committing = self._committing, None
-            self.committed.append(committing.result())
-            self._pending = None
+            committing.result()
 
-    def _write(self, shard: _Shard) -> JournalLine:
+    def _write(self) -> None:
+        """Commit what is pending, after all of it has its final name."""
         temporary = self._slot.temporary()
         try:
-            if shard.line is None:
-                with ExitStack() as on_exit:
-                    on_exit.callback(temporary.unlink, missing_ok=True)  # published, it has its final name
-                    write_parquet(temporary, shard.row_groups, self._schema)
-                    verify_shard(temporary)
-                    shard.line = self._slot.publish(
-                        temporary, rows=shard.rows, tokens=shard.tokens, mask_ids=shard.mask_ids
-                    )
-            self._slot.append(shard.line)
+            lines = [shard.line or self._publish(shard) for shard in self._pending]
+            for line in lines:
+                self._slot.append(line)
+                self._pending.popleft()
+                self.committed.append(line)
         except OSError as error:
             raise DatasetError(f"{temporary}: cannot be written: {error.strerror or error}") from error
+
+    def _publish(self, shard: _Shard) -> JournalLine:
+        temporary = self._slot.temporary()
+        with ExitStack() as on_exit:
+            on_exit.callback(temporary.unlink, missing_ok=True)  # published, it has its final name
+            write_parquet(temporary, shard.row_groups, self._schema)
+            verify_shard(temporary)
+            shard.line = self._slot.publish(temporary, rows=shard.rows, tokens=shard.tokens, mask_ids=shard.mask_ids)
+        shard.row_groups = []
         return shard.line
 
 
@@ -215,7 +226,7 @@ class _Shard:
     tokens: int
     mask_ids: int
     line: JournalLine | None = None
-    """Once it has its final name: only the journal is missing."""
+    """Once it has its final name: only the journal is missing, and the row groups are not needed any more."""
 
     @classmethod
     def of(cls, completions: Sequence[Completion], schema: pa.Schema) -> Self:

@@ -60,8 +60,8 @@ class RolloutDataset(Dataset[Rollout]):
 
     With `routed_experts` each Rollout has those of its tokens, which are a lot to read: some hundred numbers a token.
 
-    Row groups that are fetched from object storage are kept on the disk of this machine, in the directory `disk_cache`
-    (default `~/.cache/rollgen/parts`), at most `disk_cache_bytes` (default 32 GiB).
+    Row groups that are fetched from object storage are kept on the disk of this machine, in `rollgen/parts` below the
+    directory `disk_cache` (default `~/.cache`), at most `disk_cache_bytes` (default 32 GiB).
 
     Raises DatasetError when there is no complete, undamaged dataset, and UsageError when it holds samples that cannot
     be replayed (penalties, biases: relative logits were changed inside the support), unless `allow_unreplayable`.
@@ -85,7 +85,9 @@ class RolloutDataset(Dataset[Rollout]):
         )
         self.manifest = self._index.datasets[0].manifest
         self._scalars = self._index.scalars(_SCALARS)
-        self._experts = self._index.experts() if routed_experts else None
+        self._routed_experts = routed_experts
+        if routed_experts:
+            self._index.experts()  # or this is refused here, not at the first sample
         self._row_groups = RowGroupCache(self._load)
 
     @property
@@ -116,7 +118,8 @@ class RolloutDataset(Dataset[Rollout]):
         self._row_groups = RowGroupCache(self._load)
 
     def _load(self, group: int) -> Samples:
-        return self._index.load(group, self._scalars, self._experts, methodcaller("open"), methodcaller("drop_copy"))
+        opened, drop_copy = methodcaller("open"), methodcaller("drop_copy")
+        return self._index.load(group, self._scalars, self._routed_experts, opened, drop_copy)
 
 
 def _rollout(samples: Samples, row: int) -> Rollout:

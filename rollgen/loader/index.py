@@ -35,6 +35,7 @@ from rollgen.remote.objects import THREADS, ObjectStore, is_url, local_path
 from rollgen.remote.stored import RemoteShard, remote_dataset
 
 if TYPE_CHECKING:
+    from rollgen.format.manifest import Manifest
     from rollgen.rollouts import Int64Array
 
 OnDamage = Literal["raise", "skip"]
@@ -116,25 +117,32 @@ class Index:
         self,
         group: int,
         scalars: Sequence[str],
-        experts: tuple[int, int] | None,
+        experts: bool,
         opened: Callable[[StoredShard], AbstractContextManager[ShardReader]],
         drop_copy: Callable[[StoredShard], bool],
     ) -> Samples:
         """One row group, decoded, with the support_logprobs if all datasets have them: see `load_row_group`.
 
-        `opened` gives the shard of which that will be read; the copies of damaged ones are dropped, and fetched again.
+        With `experts`, those of its tokens too. `opened` gives the shard of which that will be read; the copies of
+        damaged ones are dropped, and fetched again.
         """
         stored, number = self.place(group)
         supports = self.has_support_logprobs
-        part = stored.part(columns_of(scalars, support_logprobs=supports, experts=experts is not None), number)
+        layout = self._manifest(group).routed_experts if experts else None
+        part = stored.part(columns_of(scalars, support_logprobs=supports, experts=experts), number)
 
         def load() -> Samples:
             with opened(part) as shard:
                 return load_row_group(
-                    shard, number, self.vocab_size, scalars, support_logprobs=supports, experts=experts
+                    shard, number, self.vocab_size, scalars, support_logprobs=supports, experts=layout
                 )
 
         return or_again(load, partial(drop_copy, part))
+
+    def _manifest(self, group: int) -> Manifest:
+        """Of the dataset that a row group is in."""
+        ends = np.cumsum([len(dataset.shards) for dataset in self.datasets])
+        return self.datasets[int(np.searchsorted(ends, self.groups[group, 0], side="right"))].manifest
 
     @property
     def has_support_logprobs(self) -> bool:

@@ -105,7 +105,7 @@ class BatchMaker:
             return None
 
     def _load(self, group: int) -> Samples:
-        return self._index.load(group, self._scalars, self._experts, self._opened, self._shards.drop_copy)
+        return self._index.load(group, self._scalars, self._experts is not None, self._opened, self._shards.drop_copy)
 
     def _opened(self, part: StoredShard) -> AbstractContextManager[ShardReader]:
         return nullcontext(self._shards[part])

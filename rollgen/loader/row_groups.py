@@ -14,8 +14,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from rollgen.errors import DatasetError, MissingFile, Unreadable
+from rollgen.format.manifest import RoutedExperts
 from rollgen.format.ragged import NestedRagged, nested_ragged, ragged
 from rollgen.format.reader import ShardReader, read_row_group
+from rollgen.format.schema import MAX_EXPERTS
 from rollgen.loader.samples import VERSIONS, Experts, Samples
 from rollgen.rollouts import WeightVersions
 
@@ -53,12 +55,13 @@ def load_row_group(
     scalars: Sequence[str],
     *,
     support_logprobs: bool = False,
-    experts: tuple[int, int] | None = None,
+    experts: RoutedExperts | None = None,
 ) -> Samples:
     """Read, verify and decode one row group with these scalar columns, and with the support_logprobs if asked for.
 
-    VERSIONS is a scalar too: one WeightVersions a row. `experts` are those of so many layers, so many of each.
-    Raises DatasetError, naming file and row group, for damage and for lists that do not align.
+    VERSIONS is a scalar too: one WeightVersions a row. `experts` says what those are that are wanted, as the manifest
+    has it. Raises DatasetError, naming file and row group, for damage, for lists that do not align, and for numbers
+    that nothing has.
     """
     names = columns_of(scalars, support_logprobs=support_logprobs, experts=experts is not None)
     table = read_row_group(shard, index, names, use_threads=False)  # processes are the parallelism
@@ -70,14 +73,16 @@ def load_row_group(
         aligned.append((mask.offsets, support.offsets))
     if not all(np.array_equal(one, other) for one, other in aligned):
         raise DatasetError(f"{shard.place}: row group {index}: tokens, logprobs and masks differ in length")
-    if problem := _find_problem(table, np.diff(token_ids.offsets), mask, vocab_size):
+    prompt_ids, lengths = ragged(table["prompt_token_ids"]), np.diff(token_ids.offsets)
+    problem = _find_problem(table, lengths, mask, vocab_size)
+    if problem is None and VERSIONS in scalars:
+        problem = _find_version_problem(table, lengths)
+    routed = None
+    if experts is not None:
+        routed = Experts(ragged(table["routed_experts"]), experts.layers, experts.top_k)
+        problem = problem or _find_expert_problem(routed, np.diff(prompt_ids.offsets) + lengths - 1, experts)
+    if problem is not None:
         raise DatasetError(f"{shard.place}: row group {index}: {problem}")
-    prompt_ids = ragged(table["prompt_token_ids"])
-    routed = None if experts is None else Experts(ragged(table["routed_experts"]), *experts)
-    if routed is not None:
-        positions = np.diff(prompt_ids.offsets) + np.diff(token_ids.offsets) - 1
-        if not np.array_equal(np.diff(routed.numbers.offsets), positions * routed.layers * routed.top_k):
-            raise DatasetError(f"{shard.place}: row group {index}: tokens and routed experts differ in length")
     return Samples(
         prompt_ids=prompt_ids,
         token_ids=token_ids,
@@ -104,6 +109,32 @@ def _find_problem(table: pa.Table, lengths: npt.NDArray[np.int64], mask: NestedR
         return "a support is empty or null although its row truncates, or is listed although it does not"
     if mask.values.size and (mask.values.min() < 0 or mask.values.max() >= vocab_size):
         return f"a support id is outside the model's vocabulary of {vocab_size}"
+    return None
+
+
+def _find_version_problem(table: pa.Table, lengths: npt.NDArray[np.int64]) -> str | None:
+    """What would give tokens to the wrong weights."""
+    versions, (starts, offsets) = ragged(table[VERSIONS]), ragged(table["weight_version_starts"])
+    first = offsets[:-1]
+    if not np.array_equal(versions.offsets, offsets) or (np.diff(offsets) == 0).any():
+        return "weight_versions and their starts differ in length, or are empty"
+    if (versions.values == "").any():
+        return "a weight version is empty"
+    rises = np.append(True, starts[1:] > starts[:-1])
+    rises[first] = starts[first] == 0  # the one before is of another row
+    if not rises.all() or (starts[offsets[1:] - 1] >= lengths).any():
+        return "the weight versions do not start at 0 and rise below the tokens"
+    return None
+
+
+def _find_expert_problem(routed: Experts, positions: npt.NDArray[np.int64], layout: RoutedExperts) -> str | None:
+    """What would send tokens elsewhere; `positions` [N] are the tokens of each row that went through the model."""
+    numbers, offsets = routed.numbers
+    if not np.array_equal(np.diff(offsets), positions * layout.ids):
+        return "tokens and routed experts differ in length"
+    limit = layout.experts or MAX_EXPERTS
+    if numbers.size and (numbers.min() < 0 or numbers.max() >= limit):
+        return f"a number of an expert is not below {limit}, or negative"
     return None
 
 

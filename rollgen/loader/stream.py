@@ -90,7 +90,8 @@ class RolloutStream(IterableDataset[RolloutBatch]):
     prefetch           batches made ahead in a thread; 0: none, no thread
     cache_bytes        decoded row groups and texts that a process keeps at most, those of a batch in the making apart
     routed_experts     whether batches have those of their tokens: a lot to read, some hundred numbers a token
-    disk_cache         where this machine keeps what is fetched from object storage; default `~/.cache/rollgen/parts`
+    disk_cache         below which directory this machine keeps what is fetched from object storage, in `rollgen/parts`;
+                       default `~/.cache`
     disk_cache_bytes   and how much of it at most; default 32 GiB
 
     Use it with `DataLoader(stream, batch_size=None)`, torchdata's StatefulDataLoader, or as it is; one at a time and

@@ -18,6 +18,7 @@ from rollgen.errors import EngineError, UnfitEngine
 from rollgen.format.writer import ShardWriter
 from rollgen.loop import sampling
 from rollgen.loop.crew import Job
+from rollgen.loop.report import Phase, preparing
 from rollgen.loop.sampling import Sampler, record_failure
 from rollgen.loop.stop import SIGNAL_GRACE_SECONDS
 from rollgen.loop.work import Work
@@ -103,7 +104,7 @@ class Engines:
 
     async def _restart(self, sampler: Sampler, job: Job) -> bool:
         """Start an engine again, unless the others finish the work meanwhile: then true."""
-        self._phase("load", job)
+        self._phase(preparing(job.preflight.config), job)
         starting = asyncio.ensure_future(sampler.engine.start())
         over = asyncio.ensure_future(sampler.work.over())
         try:
@@ -119,7 +120,7 @@ class Engines:
         self._phase("generate", job)
         return False
 
-    def _phase(self, name: str, job: Job) -> None:
+    def _phase(self, name: Phase, job: Job) -> None:
         if self._working == 1:  # else the others are at work, whatever this one does
             job.reporter.phase(name)
 

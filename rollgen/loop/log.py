@@ -18,7 +18,7 @@ from rollgen.format.manifest import Manifest
 from rollgen.format.schema import LOGS_DIR
 from rollgen.inert import LINE, Discretion, brief
 from rollgen.loop.place import Place
-from rollgen.loop.report import Reporter, RunStats
+from rollgen.loop.report import Phase, Reporter, RunStats
 from rollgen.preflight import Preflight
 
 PROGRESS_SECONDS = 60.0
@@ -38,6 +38,7 @@ class RunLog:
         self._file: IO[str] | None = None
         self._last_progress = 0.0
         self._stats: RunStats | None = None
+        self._is_sampling = False
 
     def __enter__(self) -> RunLog:
         return self
@@ -49,9 +50,10 @@ class RunLog:
         if self._file is not None:
             self._file.close()
 
-    def phase(self, name: str) -> None:
+    def phase(self, name: Phase) -> None:
         """See `report.Reporter`; so below."""
         self._write(f"phase: {name}")
+        self._is_sampling = name == "generate"
         self._reporter.phase(name)
 
     def checked(self, prompts: int) -> None:
@@ -61,16 +63,16 @@ class RunLog:
         self._write(message)
         self._reporter.note(message)
 
-    def started(self, place: Place, preflight: Preflight, manifest: Manifest) -> None:
+    def started(self, place: Place, preflight: Preflight, manifest: Manifest, stats: RunStats) -> None:
         self._open(place.directory)
         engine = manifest.attempts[-1].engine
         self._write(f"{engine.name} {engine.version} on {engine.device}, {manifest.model.name}, {manifest.capture}")
-        self._reporter.started(place, preflight, manifest)
+        self._reporter.started(place, preflight, manifest, stats)
 
     def progress(self, stats: RunStats) -> None:
         self._stats = stats
         now = time.monotonic()
-        if now - self._last_progress >= PROGRESS_SECONDS:
+        if self._is_sampling and now - self._last_progress >= PROGRESS_SECONDS:
             self._last_progress = now
             self._write(_totals(stats))
         self._reporter.progress(stats)

@@ -11,6 +11,7 @@ from pathlib import Path
 from rollgen.errors import RollgenError
 from rollgen.format.commit import Part, Remote
 from rollgen.format.schema import DATA_DIR
+from rollgen.prompts.planned import Planned
 from rollgen.remote.objects import is_url, local_path
 from rollgen.remote.workspace import Workspace
 
@@ -39,7 +40,10 @@ def open_place(
     if not is_url(out):
         yield Place(local_path(out))
         return
-    with Workspace(str(out), writer, part, clean=clean, note=note) as workspace:
+    workspace = Workspace(
+        str(out), writer, part, clean=clean, note=note, problem_in=lambda path: Planned.of_dataset(path).problem
+    )
+    with workspace:
         place = Place(workspace.directory, workspace)
         try:
             yield place

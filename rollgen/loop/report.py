@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from rollgen.rollouts import Completion
 
 if TYPE_CHECKING:  # a process that only samples needs none of what a preflight takes
+    from rollgen.config import RunConfig
     from rollgen.format.manifest import Manifest
     from rollgen.loop.place import Place
     from rollgen.preflight import Preflight
+
+
+Phase = Literal["check", "load", "probe", "generate"]
+"""Checking prompts; loading the model, or finding out what running servers can do; sampling."""
+
+
+def preparing(config: RunConfig) -> Phase:
+    """What comes before sampling: servers have loaded their model."""
+    return "probe" if config.server else "load"
 
 
 @dataclass(slots=True)
@@ -66,8 +76,8 @@ class RunStats:
 class Reporter(Protocol):
     """Where a run tells what it is doing. All calls come from the main thread."""
 
-    def phase(self, name: str) -> None:
-        """A phase begins: check, load, generate."""
+    def phase(self, name: Phase) -> None:
+        """A phase begins."""
 
     def checked(self, prompts: int) -> None:
         """So many prompts are planned, while checking."""
@@ -75,11 +85,11 @@ class Reporter(Protocol):
     def note(self, message: str) -> None:
         """Something the user should know, once."""
 
-    def started(self, place: Place, preflight: Preflight, manifest: Manifest) -> None:
-        """The run is established; sampling begins."""
+    def started(self, place: Place, preflight: Preflight, manifest: Manifest, stats: RunStats) -> None:
+        """The run is established; sampling begins. `stats` are those of this attempt, which has made nothing yet."""
 
     def grown(self, place: Place) -> None:
         """Samples have been stored, perhaps by others, and the writer has left: the card may be written."""
 
     def progress(self, stats: RunStats) -> None:
-        """Called every TICK_SECONDS while sampling, and once at the end."""
+        """Called every TICK_SECONDS while there are engines, be they still loading, and once at the end."""

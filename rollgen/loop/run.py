@@ -21,10 +21,11 @@ from rollgen.directory import Holds, check_start, inspect_directory, remove_fram
 from rollgen.engines.requirements import native_cost
 from rollgen.errors import DatasetError, UsageError
 from rollgen.format.commit import WHOLE, Part, WriterSlot
+from rollgen.format.done import PlannedKeys
 from rollgen.format.failures import FailureLog
 from rollgen.format.journal import file_sha256
 from rollgen.format.manifest import Manifest
-from rollgen.format.recovery import PlannedKeys, has_strangers, recover
+from rollgen.format.recovery import has_strangers, recover
 from rollgen.format.retries import OUTCOME_COLUMNS, RetryList, read_retries
 from rollgen.format.schema import PLAN_FILE
 from rollgen.inert import Discretion
@@ -33,10 +34,10 @@ from rollgen.loop.log import RunLog
 from rollgen.loop.owed import Owed
 from rollgen.loop.parts import in_part, part_of, sibling_names, writer_name
 from rollgen.loop.place import Place, open_place
-from rollgen.loop.report import Reporter, RunStats
+from rollgen.loop.report import Reporter, RunStats, preparing
 from rollgen.loop.retry import check_condition, describe, plan_retry, select, split_config
 from rollgen.loop.sampling import MIN_FAILURES
-from rollgen.loop.stop import Stop
+from rollgen.loop.stop import Interrupted, Stop
 from rollgen.preflight import (
     Preflight,
     check_engine,
@@ -48,6 +49,7 @@ from rollgen.preflight import (
     record_tombstones,
 )
 from rollgen.prompts.plan import Plan
+from rollgen.prompts.planned import Planned
 from rollgen.prompts.sources import PromptInput
 
 CrewFactory = Callable[[Preflight], Crew]
@@ -114,6 +116,8 @@ def generate(
     if config.ray is not None and part != WHOLE:
         raise UsageError("--ray and --shard exclude each other: Ray divides the work itself")
     writer = writer_name(part)
+    if part != WHOLE:
+        config = config.model_copy(update={"shard": str(part)})  # what `slurm` means is recorded, and told
     with open_place(out, writer, part, clean=clean, note=reporter.note) as place:
         start.check(place.directory, part)  # before anything is made
         created = not place.directory.exists()
@@ -155,7 +159,7 @@ def _attempt(
         log = on_exit.enter_context(RunLog(reporter, slot.writer, discretion))
         log.phase("check")  # the directory too: another run may have come and gone until the slot was ours
         preflight, longer = start.plan(files, config, directory, plan_path, progress=log.checked)
-        return asyncio.run(_Run(place, slot, preflight, log, discretion, longer).run(make_crew))
+        return _Run(place, slot, preflight, log, discretion, longer).run(make_crew)
 
 
 def _unwritable(directory: Path, error: OSError) -> DatasetError:
@@ -182,8 +186,11 @@ class _Run:
     new_retry: list[RetryList] = field(default_factory=list)
     """At most one."""
 
-    async def run(self, make_crew: CrewFactory) -> RunStats:
-        """Recover, load, sample. Returns the totals."""
+    def run(self, make_crew: CrewFactory) -> RunStats:
+        """Recover, load, sample. Returns the totals. Raises Interrupted, which says how many samples were stored.
+
+        Recovery is none of the event loop's business, which would keep Ctrl-C from ending it at once.
+        """
         self._note_summary()
         plan = Plan(self.preflight.plan_path)
         with self.slot.section():
@@ -191,24 +198,30 @@ class _Run:
         owed = self._recover(plan)
         if self.stats.owed == 0:
             return self._nothing_owed(plan)
-        with Stop() as stop:
+        try:
+            asyncio.run(self._sample(make_crew, plan, owed))
+        except Interrupted as stop:
+            raise Interrupted(stop.signal_number, self.stats.stored) from None
+        self.reporter.progress(self.stats)
+        return self.stats
+
+    async def _sample(self, make_crew: CrewFactory, plan: Plan, owed: Owed) -> None:
+        with Stop(() if self.slot.remote is None else (self.slot.remote.give_up,)) as stop:
+            self.reporter.phase(preparing(self.preflight.config))
             crew = await stop.guard(asyncio.to_thread(make_crew, self.preflight))
             try:
                 await self._make(crew, plan, owed, stop)
             finally:
                 crew.close()
-        self.reporter.progress(self.stats)
-        return self.stats
 
     async def _make(self, crew: Crew, plan: Plan, owed: Owed, stop: Stop) -> None:
         check_engine(self.preflight, crew)
         self._note_crew(crew)
-        self.reporter.phase("load")
         await stop.guard(crew.start())
         with ExitStack() as section:  # others may be in it for long
             await stop.guard(asyncio.to_thread(section.enter_context, self.slot.section()))
             manifest = self._establish(crew, plan)
-        self.reporter.started(self.place, self.preflight, manifest)
+        self.reporter.started(self.place, self.preflight, manifest, self.stats)
         await stop.guard(crew.make(self._job(manifest, owed)))
 
     def _establish(self, crew: Crew, plan: Plan) -> Manifest:
@@ -269,7 +282,7 @@ class _Run:
         stored, retries, done = self.preflight.stored, [], np.zeros(plan.samples, np.bool_)
         if stored is not None:
             retries = [*read_retries(self.slot.directory, stored)]
-            planned = PlannedKeys(plan.offsets, plan.prompt_ids, retries)
+            planned = PlannedKeys(plan.offsets, plan.prompt_ids, Planned(plan, retries).problem, retries)
             apart = sibling_names(self.slot.part)
             with self.slot.section() if has_strangers(self.slot, apart) else nullcontext():
                 recovery = recover(self.slot, stored.config_digest, planned, apart=apart)

@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextvars import ContextVar
 from types import FrameType
 from typing import Any, Self, TypeVar
@@ -25,10 +25,19 @@ _CURRENT: ContextVar[Stop | None] = ContextVar("stop", default=None)
 class Interrupted(RollgenError):
     """SIGINT or SIGTERM arrived; what was finished is committed."""
 
-    def __init__(self, signal_number: int) -> None:
+    def __init__(self, signal_number: int, stored: int | None = None) -> None:
+        """`stored`: samples that this attempt has committed, where that is known."""
         name = signal.Signals(signal_number).name
-        super().__init__(f"interrupted by {name}; finished samples are committed, --resume continues")
+        super().__init__(f"interrupted by {name}; {_committed(stored)}, --resume continues")
         self.signal_number = signal_number
+
+
+def _committed(stored: int | None) -> str:
+    if stored is None:
+        return "finished samples are committed"
+    if stored == 0:
+        return "no sample was finished, and nothing new is stored"
+    return f"{stored:,} finished sample{' is' if stored == 1 else 's are'} committed"
 
 
 def is_stopping() -> bool:
@@ -42,10 +51,11 @@ class Stop:
 
     Python delivers signals to the main thread only: a run in another thread is left to the program around it. The
     handlers are Python's, not the event loop's, so that the second signal counts also while the loop waits for
-    something that blocks.
+    something that blocks. So are the calls of those who are `told`, and may be what it waits for.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, told: Sequence[Callable[[], None]] = ()) -> None:
+        self._told = told
         self._event = asyncio.Event()
         self._before: dict[int, Any] = {}
         self.signal_number = 0
@@ -70,6 +80,8 @@ class Stop:
                 child.kill()
             os._exit(128 + number)
         self.signal_number = number
+        for tell in self._told:
+            tell()
         self._loop.call_soon_threadsafe(self._event.set)
 
     async def guard(self, work: Coroutine[Any, Any, Result]) -> Result:

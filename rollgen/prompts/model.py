@@ -17,10 +17,12 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Protocol
 
 import transformers
+from huggingface_hub.constants import HF_HUB_OFFLINE
+from huggingface_hub.errors import LocalEntryNotFoundError
 from transformers import AutoConfig, AutoTokenizer
 from transformers.utils import cached_file
 
-from rollgen.errors import UsageError
+from rollgen.errors import DatasetError, UsageError
 from rollgen.format.files import new_file
 from rollgen.inert import by_name
 from rollgen.prompts.fingerprint import directory_fingerprint, tokenizer_sha256
@@ -88,18 +90,32 @@ class ModelInfo:
         return str(self.tokenizer.decode(token_ids, skip_special_tokens=True))
 
     def save_tokenizer(self, directory: Path) -> None:
-        """The tokenizer's files, for a dataset: whatever path its checkpoint was saved with is not among them."""
-        with TemporaryDirectory() as scratch:  # the Rust library tells of a full disk in a bare Exception
-            self.tokenizer.save_pretrained(scratch)
-            path = Path(scratch) / _TOKENIZER_CONFIG
-            settings = json.loads(path.read_text(encoding="utf-8"))
-            kept = {name: by_name(value) if _may_be_path(name, value) else value for name, value in settings.items()}
-            path.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-            for source in filter(Path.is_file, Path(scratch).rglob("*")):
+        """The tokenizer's files, for a dataset: whatever path its checkpoint was saved with is not among them.
+
+        Raises OSError when they cannot be written, and DatasetError when those that are made first cannot, in TMPDIR.
+        """
+        with TemporaryDirectory() as name:
+            scratch = Path(name)
+            self._save(scratch)
+            for source in filter(Path.is_file, scratch.rglob("*")):
                 target = directory / source.relative_to(scratch)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 with new_file(target) as file:
                     file.write(source.read_bytes())
+
+    def _save(self, scratch: Path) -> None:
+        path = scratch / _TOKENIZER_CONFIG
+        try:
+            self.tokenizer.save_pretrained(scratch)
+            settings = json.loads(path.read_text(encoding="utf-8"))
+            kept = {name: by_name(value) if _may_be_path(name, value) else value for name, value in settings.items()}
+            path.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        except Exception as error:  # of a full disk the Rust library tells in one that has no class of its own
+            if type(error) is not Exception and not isinstance(error, OSError):
+                raise
+            raise DatasetError(
+                f"{scratch.parent}: cannot hold the tokenizer's files: {error}; make room there, or set TMPDIR"
+            ) from error
 
     @property
     def chat_template_sha256(self) -> str | None:
@@ -199,9 +215,22 @@ def usage_errors(source: str, what: str, *, check: str = "--model, --tokenizer a
     except UsageError:
         raise
     except Exception as error:  # noqa: BLE001 (tokenizers raises nothing narrower, and files can make others raise all)
+        if _is_unreachable(error):
+            why = "HF_HUB_OFFLINE is set" if HF_HUB_OFFLINE else "no connection to huggingface.co"
+            raise UsageError(
+                f"{source}: cannot be fetched: {why}, and it is not in the cache; give a local directory, or "
+                f"check {check}"
+            ) from None
         reason = " ".join(str(error).split())
         short = reason if len(reason) <= 240 else reason[:237] + "..."
         raise UsageError(f"{source}: cannot load {what} ({short}); check {check}") from None
+
+
+def _is_unreachable(error: BaseException | None) -> bool:
+    """Whether something that is not in the cache could not be asked for: transformers wraps what says so."""
+    if error is None or isinstance(error, LocalEntryNotFoundError):
+        return error is not None
+    return _is_unreachable(error.__cause__ or error.__context__)
 
 
 def _requested_dtype(dtype: str) -> str | None:

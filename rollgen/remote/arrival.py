@@ -7,23 +7,26 @@ is a journal object that retires the shard of that number, whether it is ever th
 
 What the dead had finished counts:
 
-    in the store              sent, and killed before the journal object: verified, and committed in its writer's place
-                              and name, so that all who start see that its samples are there
-    in the workspace          not sent before the machine or the storage failed: waits there, for recovery to send it
-                              under the next numbers of this writer, unless its samples have been made elsewhere since
+    in the store              sent, and killed before the journal object: verified, its rows too, and committed in its
+                              writer's place and name, so that all who start see that its samples are there. One that
+                              holds samples which are stored elsewhere is retired, and a copy of it waits as below
+    in the workspace          not sent before the machine or the storage failed: waits there, for recovery to send what
+                              is new in it under the next numbers of this writer; set aside if there is no dataset
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from rollgen.errors import DatasetError, MissingFile, ResumeRefused, Unreadable
-from rollgen.format.commit import Part
+from rollgen.format.adoption import Adopted, adopt
+from rollgen.format.commit import Fetched, Part
+from rollgen.format.done import Problem
 from rollgen.format.journal import (
     Journal,
     JournalLine,
@@ -33,11 +36,11 @@ from rollgen.format.journal import (
     read_journal,
     shard_name,
 )
-from rollgen.format.jsonlines import encode_line
+from rollgen.format.jsonlines import encode_line, parse_object
 from rollgen.format.layout import CARD_FILE, is_own
 from rollgen.format.manifest import read_manifest
-from rollgen.format.reader import open_shard, verify_shard
-from rollgen.format.recovery import line_of, renumber
+from rollgen.format.reader import KEY_COLUMNS, StoredKeys, open_shard, stored_keys
+from rollgen.format.recovery import renumber
 from rollgen.format.schema import DATA_DIR, JOURNAL_DIR, MANIFEST_FILE
 from rollgen.remote.lease import SECTION_LOCK, State, Watch, lock_name, taken, writer_of_lock
 from rollgen.remote.mirror import Mirror
@@ -62,10 +65,14 @@ class Arrival:
     mirror: Mirror
     watch: Watch
     note: Callable[[str], None]
+    fetched: Callable[[Sequence[JournalLine], Sequence[str]], Iterator[Fetched]]
+    """Shards of the store: `format.commit.Remote.fetched`."""
+    set_aside: Callable[[Path], Path]
+    """See `format.commit.Remote`."""
+    problem_in: Callable[[Path], Problem]
+    """That of the dataset whose small files are in a directory."""
     clean: bool = False
     """What is there will be replaced: nothing of it is worth a look."""
-    fences: frozenset[str] = frozenset()
-    """Names of the objects that were made to keep others from coming back."""
     _names: Collection[str] = ()
     """Of all objects."""
 
@@ -95,8 +102,18 @@ class Arrival:
         fenced = {writer for writer, state in dead.items() if state is State.SILENT}
         if silent:
             fenced.add(self.writer)
+        adoption = _Adoption(self, journal) if orphans else None
         for writer in sorted({*orphans, *fenced}):
-            self._bury(writer, self._next_number(writer, journal), orphans.get(writer, []), fence=writer in fenced)
+            number, retired = self._next_number(writer, journal), []
+            for file in orphans.get(writer, []):
+                assert adoption is not None
+                if (line := adoption.line(file)) is None:
+                    retired.append(file)
+                else:  # where there is another object by now, it has committed meanwhile
+                    self.store.create(journal_object(writer, number), encode_line(line))
+                    number += 1
+            if retired or writer in fenced:
+                self._fence(writer, number, retired)
         for writer in dead:
             self.store.delete(lock_name(writer))
         if orphans or fenced:
@@ -147,63 +164,36 @@ class Arrival:
         state, sign = self.watch.look(lock_name(writer))
         return state is not State.GONE and not self.part.conflicts(sign.holder.part)
 
-    def _bury(self, writer: str, number: int, orphans: Iterable[str], *, fence: bool) -> None:
-        """Commit what a dead writer had sent, in its place, and retire what of it is damaged.
-
-        With `fence` it cannot commit anything after that.
-        """
-        damaged = []
-        for file in orphans:
-            line = self._verified_line(file)
-            if line is None:
-                damaged.append(file)
-            else:  # where there is another object by now, it has committed meanwhile
-                self.store.create(journal_object(writer, number), encode_line(line))
-                number += 1
-        if damaged or fence:
-            self.fences |= {self._fence(writer, number, damaged)}
-
-    def _verified_line(self, file: str) -> JournalLine | None:
-        """That of a shard in the store, which is read whole; None for a damaged one."""
-        name = f"{DATA_DIR}/{file}"
-        place = f"{self.store.url}/{name}"
-        digest = read_manifest(self.directory).config_digest
-        path = self.directory / DATA_DIR / f".tmp-orphan-{file}"
-        try:
-            self.store.download(name, path)
-            verify_shard(path, config_digest=digest, place=place)
-            with open_shard(path, config_digest=digest, place=place) as shard:
-                line = replace(line_of(path, shard), file=file)
-        except (MissingFile, Unreadable):
-            raise
-        except DatasetError as error:
-            self.note(f"{error}; this shard had not been committed, and is retired")
-            return None
-        finally:
-            path.unlink(missing_ok=True)
-        self.note(f"{place}: finished, but not committed by the last attempt; verified and added")
-        return line
-
     def _waiting(self, journal: Journal | None) -> list[Path]:
-        """Shards in the workspace that are still to be sent. The others are removed: all, when no dataset is there."""
+        """Shards in the workspace that are still to be sent. Those that were are removed."""
         waiting = []
         for path in list_shards(self.directory):
             line = journal and journal.committed.get(path.name)
-            if journal is None or (line is not None and file_sha256(path) == line.sha256):
+            if line is not None and file_sha256(path) == line.sha256:
                 path.unlink()
+            elif journal is None and not self.clean:
+                self.note(
+                    f"{self.store.url}: holds no run, though a finished shard waits for it on this machine; it is kept "
+                    f"in {self.set_aside(path)}"
+                )
             else:
                 waiting.append(path)
         return waiting
 
-    def _fence(self, writer: str, number: int, damaged: Sequence[str]) -> str:
-        """Keep a writer from its next commit. Returns the name of the object that does."""
+    def _fence(self, writer: str, number: int, others: Sequence[str]) -> None:
+        """Keep a writer from its next commit, and retire other shards of it."""
         while True:
-            names = sorted({*damaged, shard_name(writer, number)})
+            names = sorted({*others, shard_name(writer, number)})
             lines = [JournalLine(name, 0, "", "", 0, 0, 0, retired=True) for name in names]
-            fence = journal_object(writer, number)
-            if self.store.create(fence, b"".join(map(encode_line, lines))):
-                return fence
+            if self.store.create(journal_object(writer, number), b"".join(map(encode_line, lines))):
+                return
             number += 1  # it has committed meanwhile
+
+    def free_name(self, journal: Journal) -> str:
+        """A name for one more shard that waits here."""
+        shards = (parse_shard_name(path.name) for path in list_shards(self.directory))
+        behind = 1 + max((shard[1] for shard in shards if shard), default=-1)
+        return shard_name(self.writer, max(behind, self._next_number(self.writer, journal)))
 
     def _next_number(self, writer: str, journal: Journal) -> int:
         """Past all commits, also those of a dataset that was copied here from a directory."""
@@ -212,6 +202,87 @@ class Arrival:
         shards = (parse_shard_name(name) for name in (*journal.committed, *journal.retired))
         numbers += [shard[1] for shard in shards if shard and shard[0] == writer]
         return 1 + max(numbers, default=-1)
+
+
+class _Adoption:
+    """What becomes of shards in the store that have no line. Raises DatasetError when the plan is damaged."""
+
+    def __init__(self, arrival: Arrival, journal: Journal) -> None:
+        self._arrival = arrival
+        self._journal = journal
+        self._digest = read_manifest(arrival.directory).config_digest
+        self._problem = arrival.problem_in(arrival.directory)
+        self._stored = _stored_keys(arrival.fetched([*journal.committed.values()], KEY_COLUMNS))
+
+    def line(self, file: str) -> JournalLine | None:
+        """That of a shard which is to be committed; None for one to be retired, of which a copy may wait then."""
+        arrival, place = self._arrival, f"{self._arrival.store.url}/{DATA_DIR}/{file}"
+        path = arrival.directory / DATA_DIR / f".tmp-orphan-{file}"
+        try:
+            keys, line = self._read(file, path, place)
+            if self._overlaps(keys):
+                path.rename(path.with_name(arrival.free_name(self._journal)))
+                arrival.note(f"{place}: finished, but not committed, and some of it has been stored since")
+                return None
+        except (MissingFile, Unreadable):
+            raise
+        except DatasetError as error:
+            arrival.note(f"{error}; this shard had not been committed, and is retired")
+            return None
+        finally:
+            path.unlink(missing_ok=True)
+        arrival.note(f"{place}: finished, but not committed by the last attempt; verified and added")
+        return replace(line, file=file)
+
+    def _read(self, file: str, path: Path, place: str) -> Adopted:
+        """Fetch and verify a shard; a second time before it counts as damaged."""
+        self._arrival.store.download(f"{DATA_DIR}/{file}", path)
+        try:
+            return adopt(path, self._digest, self._problem, place)
+        except Unreadable:
+            raise
+        except DatasetError:
+            self._arrival.store.download(f"{DATA_DIR}/{file}", path)
+            return adopt(path, self._digest, self._problem, place)
+
+    def _overlaps(self, keys: StoredKeys) -> bool:
+        """Whether one of these samples is stored; if none is, all count as stored from now on."""
+        wanted = _named(keys)
+        if len(set(wanted)) < len(wanted) or not self._stored.isdisjoint(wanted):
+            return True
+        self._stored.update(wanted)
+        return False
+
+
+def _stored_keys(shards: Iterable[Fetched]) -> set[tuple[int, int, int]]:
+    """Keys of all that is sound; recovery will see to the rest."""
+    stored: set[tuple[int, int, int]] = set()
+    for shard in shards:
+        try:
+            with open_shard(shard.path(), place=shard.place) as reader:
+                stored.update(_named(stored_keys(reader)))
+        except Unreadable:
+            raise
+        except DatasetError:
+            continue
+    return stored
+
+
+def _named(keys: StoredKeys) -> list[tuple[int, int, int]]:
+    return [*zip(keys.prompt_index.tolist(), keys.sample_index.tolist(), keys.generation.tolist(), strict=True)]
+
+
+def is_journal_object(name: str) -> bool:
+    """Whether this is the name of a commit, or of a fence."""
+    return _JOURNAL_OBJECT.fullmatch(name) is not None
+
+
+def is_retirement(content: bytes) -> bool:
+    """Whether a journal object takes shards out and commits none."""
+    try:
+        return all(parse_object(line).get("retired") is True for line in content.splitlines())
+    except ValueError:
+        return False
 
 
 def foreign_objects(names: Collection[str]) -> list[str]:

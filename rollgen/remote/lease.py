@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
 
-from rollgen.errors import MissingFile, ResumeRefused, RollgenError, UsageError
+from rollgen.errors import MissingFile, ResumeRefused, RollgenError, Unreadable, UsageError
 from rollgen.format.commit import Holder, Part
 from rollgen.format.jsonlines import parse_object
 from rollgen.format.schema import JOURNAL_DIR
@@ -45,6 +45,7 @@ OLD_SECONDS: Final = 1800.0
 POLL_SECONDS = 2.0
 SECTION_LOCK: Final = f"{JOURNAL_DIR}/start-section.lock"
 _MAX_LOCK_BYTES: Final = 1 << 12
+_TRIES: Final = 3
 _FIELDS: Final = ("nonce", "host", "pid", "started", "beat")
 """Of a lock, beside those of `Holder`."""
 _held: Final[set[str]] = set()
@@ -121,9 +122,8 @@ class Watch:
 
     def look(self, name: str) -> tuple[State, Sign]:
         """Raises DatasetError when the storage does not answer."""
-        try:
-            content = self._store.read(name, _MAX_LOCK_BYTES)
-        except MissingFile:
+        content = _read(self._store, name)
+        if content is None:
             self._seen.pop(name, None)
             return State.GONE, Sign()
         now, sign = time.monotonic(), Sign.parse(content)
@@ -223,14 +223,16 @@ class Lease:
 
     def release(self) -> None:
         """Remove the lock, if it is this one's still. One that cannot be removed is a dead one's from now on."""
-        _held.discard(self._sign.nonce)
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        with suppress(RollgenError):
-            if self._is_ours():
-                self._store.delete(self._name)
+        try:
+            with suppress(RollgenError):
+                if self._is_ours():
+                    self._store.delete(self._name)
+        finally:
+            _held.discard(self._sign.nonce)
 
     def say(self, holder: Holder) -> None:
         """Let others know. Raises as `check` does."""
@@ -253,11 +255,22 @@ class Lease:
                 self._store.replace(self._name, self._sign.to_json())
 
     def _is_ours(self) -> bool:
+        content = _read(self._store, self._name)
+        return content is not None and Sign.parse(content).nonce == self._sign.nonce
+
+
+def _read(store: ObjectStore, name: str) -> bytes | None:
+    """The content of a lock; None when it is neither to be had nor listed: a storage may err about one of the two.
+
+    Raises Unreadable when it contradicts itself again and again: locks come and go, but not so often.
+    """
+    for _ in range(_TRIES):
         try:
-            sign = Sign.parse(self._store.read(self._name, _MAX_LOCK_BYTES))
+            return store.read(name, _MAX_LOCK_BYTES)
         except MissingFile:
-            return False
-        return sign.nonce == self._sign.nonce
+            if name not in store.list(JOURNAL_DIR):
+                return None
+    raise Unreadable(f"{store.url}/{name}: is listed, and cannot be read: the storage contradicts itself, try again")
 
 
 def taken(store: ObjectStore, name: str) -> ResumeRefused:

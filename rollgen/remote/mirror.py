@@ -108,9 +108,10 @@ class Mirror:
         self._manifest = content
 
     def _pull_manifest(self) -> None:
+        """One that is listed and cannot be read is an error, not the lack of one: a new run would take its place."""
         path = self._directory / MANIFEST_FILE
         self._manifest = None
-        if self._store.exists(MANIFEST_FILE):
+        if self._store.exists(MANIFEST_FILE) or MANIFEST_FILE in self._store.list():
             self._manifest = self._store.read(MANIFEST_FILE, MAX_MANIFEST_BYTES)
             path.write_bytes(self._manifest)
         else:

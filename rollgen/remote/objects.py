@@ -27,11 +27,18 @@ from urllib.parse import unquote, urlsplit
 from rollgen.errors import DatasetError, MissingFile, RollgenError, Unreadable, UsageError
 from rollgen.inert import Discretion, brief
 
+_LIKE_A_URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)(:/|::(?=.*:/))")
+"""Also what lost a slash, and chains as fsspec has them, which are refused: a directory would be made of either."""
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
-_PACKAGES: Final = {"s3": "'rollgen[s3]'", "s3a": "'rollgen[s3]'", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs"}
-"""What to install for a scheme."""
-_NO_CREDENTIALS: Final = frozenset(
+_S3, _GCS, _AZURE = "'rollgen[s3]'", "gcsfs", "adlfs"
+_BUCKETS: Final = {
+    **{"s3": _S3, "s3a": _S3, "gs": _GCS, "gcs": _GCS, "az": _AZURE, "abfs": _AZURE, "abfss": _AZURE},
+    "memory": "fsspec",
+}
+"""What to install for the schemes of storages that create an object only where there is none, as writers need it."""
+_USAGE: Final = frozenset(
     {"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "DefaultCredentialsError"}
+    | {"ParamValidationError"}  # no name of a bucket
 )
 """Classes of botocore and google.auth, by name: neither package may be there."""
 _CHUNK: Final = 8 << 20
@@ -47,15 +54,32 @@ def for_each(call: Callable[[str], object], names: Iterable[str]) -> None:
 
 
 def is_url(text: str | os.PathLike[str]) -> bool:
-    """Whether this names something in object storage. `file://` does not: see `local_path`."""
-    scheme = _SCHEME.match(os.fspath(text))
-    return scheme is not None and scheme[1].lower() != "file"
+    """Whether this names something in object storage, or looks like it. `file://` does not: see `local_path`."""
+    name = os.fspath(text)
+    return _LIKE_A_URL.match(name) is not None and not name.lower().startswith("file://")
 
 
 def local_path(text: str | os.PathLike[str]) -> Path:
-    """The path that this is, or that a `file://` URL means."""
+    """The path that this is, or that a `file://` URL means. Raises UsageError for one that means none."""
     name = os.fspath(text)
-    return Path(unquote(urlsplit(name).path)) if name.lower().startswith("file://") else Path(name)
+    if not name.lower().startswith("file://"):
+        return Path(name)
+    parts = urlsplit(name)
+    if parts.netloc not in ("", "localhost") or parts.path in ("", "/") or parts.query or parts.fragment:
+        raise UsageError(f"{name}: not the URL of a local file; write file:///path, or the path")
+    return Path(unquote(parts.path))
+
+
+def output_store(url: str) -> ObjectStore:
+    """What lies below a URL where a dataset can be written. Raises UsageError where none can: see `_BUCKETS`."""
+    store = ObjectStore(url)
+    if store.url.partition(":")[0] not in _BUCKETS:
+        known = ", ".join(f"{scheme}://" for scheme in _BUCKETS if scheme != "memory")
+        raise UsageError(
+            f"{store.url}: no dataset can be written there, where nothing keeps one writer from overwriting what "
+            f"another has written; give a directory, or a URL of {known}"
+        )
+    return store
 
 
 class ObjectStore:
@@ -67,8 +91,8 @@ class ObjectStore:
     """
 
     def __init__(self, url: str) -> None:
-        _check_url(url)
-        self.url = url.rstrip("/")
+        scheme = _check_url(url)
+        self.url = scheme.lower() + url[len(scheme) :].rstrip("/")
         self._made: tuple[int, Any, str] | None = None
         """The process, its filesystem, and the root there."""
 
@@ -78,14 +102,33 @@ class ObjectStore:
     def __repr__(self) -> str:
         return f"ObjectStore({self.url!r})"
 
+    @property
+    def endpoint(self) -> str:
+        """Which storage it is, of those where this URL means something: a host, or empty where the URL says it all.
+
+        Amazon's is the same in all regions: no two of its buckets have one name.
+        """
+        system, _ = self._connect()
+        with self._spoken("", "be reached"):
+            client = getattr(system, "s3", None)
+            told = getattr(system, "account_url", "") if client is None else client.meta.endpoint_url
+        host = urlsplit(str(told or "")).netloc
+        return "".join(host.partition("amazonaws.com")[1:]) or host
+
     def list(self, prefix: str = "") -> dict[str, int]:
-        """Size of every object in the folder `prefix`, at any depth, by name; sorted. Empty when there is none."""
+        """Size of every object in the folder `prefix`, at any depth, by name; sorted. Empty when there is none.
+
+        Objects that stand for a folder, empty and with a name that ends in `/`, are left out: consoles make them.
+        """
         system, root = self._connect()
         with self._spoken(prefix, "be listed"):
             system.invalidate_cache()
             found = system.find(self._path(prefix) if prefix else root, detail=True)
-        named = {path.strip("/")[len(root.strip("/")) + 1 :]: info for path, info in found.items()}
-        return {name: int(info["size"]) for name, info in sorted(named.items()) if name and info["type"] == "file"}
+        above = root.lstrip("/") + "/"
+        paths = {path.lstrip("/"): info for path, info in found.items() if info["type"] == "file"}
+        named = {path.removeprefix(above): info for path, info in sorted(paths.items()) if path.startswith(above)}
+        sizes = {name: self._size(name, info) for name, info in named.items() if name}
+        return {name: size for name, size in sizes.items() if size or not name.endswith("/")}
 
     def exists(self, name: str) -> bool:
         """Whether there is an object of this name."""
@@ -97,7 +140,7 @@ class ObjectStore:
 
     def size(self, name: str) -> int:
         """Bytes of an object."""
-        return int(self._info(name)["size"])
+        return self._size(name, self._info(name))
 
     def read(self, name: str, max_bytes: int) -> bytes:
         """All of a small object. Raises DatasetError for one that is larger."""
@@ -116,7 +159,11 @@ class ObjectStore:
         system, _ = self._connect()
         with self._spoken(name, "be read"):
             content: bytes = system.cat_file(self._path(name), start=start, end=stop)
-        if len(content) != stop - start:
+        if len(content) > stop - start:
+            raise Unreadable(
+                f"{self._place(name)}: comes whole, whatever part is asked for; copy it here, and read that"
+            )
+        if len(content) < stop - start:
             raise DatasetError(f"{self._place(name)}: ends before byte {stop}: it is not what was committed")
         return content
 
@@ -236,6 +283,15 @@ class ObjectStore:
                 raise FileNotFoundError
         return info
 
+    def _size(self, name: str, info: dict[str, Any]) -> int:
+        """Bytes of an object; listings of web servers do not say."""
+        size = info["size"] if info["size"] is not None else self._info(name)["size"]
+        if size is None:
+            raise Unreadable(
+                f"{self._place(name)}: the server does not say how large it is; copy it here, and read that"
+            )
+        return int(size)
+
     def _holds(self, name: str, content: bytes) -> bool:
         try:
             return self.size(name) == len(content) and self.read(name, len(content)) == content
@@ -249,7 +305,7 @@ class ObjectStore:
         tags.
         """
         info = self._info(name)
-        if int(info["size"]) != size:
+        if self._size(name, info) != size:
             return False
         return md5 in _told_md5(info) or self.sha256(name, size) == sha256
 
@@ -267,7 +323,7 @@ class ObjectStore:
             if isinstance(error, OSError) and local is not None and error.filename == local:
                 raise
             kind: type[RollgenError] = Unreadable if what in ("be read", "be listed") else DatasetError
-            if type(error).__name__ in _NO_CREDENTIALS:
+            if type(error).__name__ in _USAGE:
                 kind = UsageError
             raise kind(
                 f"{self._place(name)}: cannot {what}: {_reason(error)}; see to the connection and to the storage's "
@@ -275,32 +331,52 @@ class ObjectStore:
             ) from error
 
 
-def _check_url(url: str) -> None:
-    """Raises UsageError, without showing what may be a secret."""
+def _check_url(url: str) -> str:
+    """The scheme. Raises UsageError, without showing what may be a secret."""
     scheme = _SCHEME.match(url)
+    if not url.isprintable():
+        raise UsageError(f"{brief(url)}: has a line break or another invisible character in it; write it without")
     if scheme is None:
-        raise UsageError(f"{url}: not a URL of object storage, such as s3://bucket/run")
+        raise UsageError(_no_url(url))
     authority, _, path = url[scheme.end() :].partition("/")
     if "@" in authority or "?" in url or "#" in url:
         raise UsageError(
             f"{scheme[0]}{authority.rpartition('@')[2].split('?')[0].split('#')[0]}: a URL with a user, a query or a "
             "fragment is refused, because it would be written down; give credentials in the environment"
         )
+    if not authority and scheme[1].lower() in _BUCKETS:
+        raise UsageError(f"{url}: names no bucket; write {scheme[0]}BUCKET/{path or 'run'}")
     if any(part in ("", ".", "..") for part in path.rstrip("/").split("/")) and path.strip("/"):
         raise UsageError(f"{url}: has an empty part, or . or .. in it; write it out")
+    return scheme[1]
+
+
+def _no_url(text: str) -> str:
+    """What is wrong with a text that has no scheme."""
+    like = _LIKE_A_URL.match(text)
+    if like is None:
+        return f"{text}: not a URL of object storage, such as s3://bucket/run"
+    if like[2] == "::":
+        return f"{like[0]}...: a chain of storages is refused; give the URL behind the last ::"
+    return (
+        f"{like[0]}...: this URL has lost a slash; write {like[1]}://, or ./{like[0]}... for a directory of this name"
+    )
 
 
 def _filesystem(url: str) -> tuple[Any, str]:
     """A filesystem of its own, never one that another thread or the parent of a fork uses too, and the root in it."""
     import fsspec
 
-    scheme = url.split("://")[0]
+    scheme = url.partition(":")[0]
     try:
         system, root = fsspec.core.url_to_fs(url, skip_instance_cache=True, use_listings_cache=False)
-    except ImportError as error:
-        package = _PACKAGES.get(scheme.lower(), error.name or "what fsspec names")
-        raise UsageError(f"{url}: {scheme}:// needs a package that is not installed: pip install {package}") from error
-    except ValueError as error:
+    except Exception as error:  # each implementation has ways of its own to refuse a URL
+        is_known = scheme in fsspec.available_protocols()
+        if isinstance(error, ImportError) or (scheme in _BUCKETS and not is_known):
+            package = _BUCKETS.get(scheme) or getattr(error, "name", None) or "what fsspec names"
+            raise UsageError(
+                f"{url}: {scheme}:// needs a package that is not installed: pip install {package}"
+            ) from error
         raise UsageError(f"{url}: {_reason(error)}; is {scheme}:// right?") from error
     return system, root.rstrip("/")
 

@@ -21,6 +21,7 @@ from rollgen.format.footer import MAX_FOOTER_BYTES
 from rollgen.format.journal import JournalLine
 from rollgen.format.parquet import CheckedParquet, open_parquet, translated
 from rollgen.format.schema import DATA_DIR
+from rollgen.remote.cache import keeping
 from rollgen.remote.objects import ObjectStore
 
 _TAIL_BYTES: Final = 32 << 10
@@ -55,7 +56,9 @@ def fetch_columns(store: ObjectStore, line: JournalLine, columns: Sequence[str],
     """
     name = f"{DATA_DIR}/{line.file}"
     size = store.size(name)
-    fetch_part(store, name, size, fetch_footer(store, name, size), Part(tuple(columns)), path)
+    footer = fetch_footer(store, name, size)
+    with keeping(path.parent, "make room there"):
+        fetch_part(store, name, size, footer, Part(tuple(columns)), path)
 
 
 def fetch_footer(store: ObjectStore, name: str, size: int) -> bytes:
@@ -77,20 +80,14 @@ def fetch_part(store: ObjectStore, name: str, size: int, footer: bytes, part: Pa
     """Make a file at `path` that holds this footer, and of an object of this size what is wanted.
 
     Nothing in the footer is believed but where to look, and not beyond the end of the object. Raises MissingFile,
-    Unreadable and DatasetError, naming the URL.
+    Unreadable and DatasetError, naming the URL, and OSError for what is wrong with the local disk.
     """
-    place = f"{store.url}/{name}"
-    with translated(place, "damaged or not a shard", _FIX):
-        file = new_file(path)
-    with file:
-        with translated(place, "damaged or not a shard", _FIX):
-            _put(file, size - len(footer), footer)
-            with open_parquet(path) as parquet:
-                wanted = joined(_ranges(parquet, part))
+    with new_file(path) as file:
+        _put(file, size - len(footer), footer)
+        with translated(f"{store.url}/{name}", "damaged or not a shard", _FIX), open_parquet(path) as parquet:
+            wanted = joined(_ranges(parquet, part))
         for start, stop in _pieces(wanted, size - len(footer)):
-            content = store.read_range(name, start, stop)
-            with translated(place, "cannot be kept", _FIX):
-                _put(file, start, content)
+            _put(file, start, store.read_range(name, start, stop))
 
 
 def joined(ranges: Sequence[Range]) -> list[Range]:

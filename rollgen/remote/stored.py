@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from rollgen.format.reader import (
     open_shard,
 )
 from rollgen.format.schema import DATA_DIR, JOURNAL_DIR, MANIFEST_FILE, retry_file
-from rollgen.remote.cache import PartCache
+from rollgen.remote.cache import PartCache, keeping
 from rollgen.remote.lease import State, Watch, writer_of_lock
 from rollgen.remote.objects import ObjectStore, for_each
 from rollgen.remote.partial import Part, fetch_footer, fetch_part
@@ -62,9 +62,10 @@ class RemoteShard(StoredShard):
         footer = self._footer()
         if self._key is not None:
             return self.cache.open(self._key, partial(self._fetch, footer), self._open)
-        with tempfile.TemporaryDirectory(prefix="rollgen-") as directory:
-            path = Path(directory, self.name)
-            self._fetch(footer, path)
+        with _scratch() as directory:
+            path = directory / self.name
+            with _keeping():
+                self._fetch(footer, path)
             return self._open(path)  # and so it stays, without a name
 
     def sha256(self) -> str:
@@ -115,15 +116,15 @@ def remote_dataset(store: ObjectStore, cache: PartCache) -> Iterator[StoredDatas
     Its directory holds copies of manifest, journal and retry lists, and goes away at the end. Errors about them name
     the URL. Raises what `open_dataset` does, and UsageError when the storage cannot be used.
     """
-    with tempfile.TemporaryDirectory(prefix="rollgen-") as name, _named(store.url, name):
-        directory = Path(name)
-        sizes = _copy_listing(store, directory)
-        with suppress(MissingFile):  # `open_dataset` says what that means
-            (directory / MANIFEST_FILE).write_bytes(store.read(MANIFEST_FILE, MAX_MANIFEST_BYTES))
+    with _scratch() as directory, _named(store.url, str(directory)):
+        with _keeping():
+            sizes = _copy_listing(store, directory)
+            with suppress(MissingFile):  # `open_dataset` says what that means
+                (directory / MANIFEST_FILE).write_bytes(store.read(MANIFEST_FILE, MAX_MANIFEST_BYTES))
         dataset = open_dataset(directory)
         for retry in dataset.manifest.retries:
             file = retry_file(retry.generation)
-            with suppress(MissingFile):  # nor is it needed, unless there is damage
+            with suppress(MissingFile), _keeping():  # nor is it needed, unless there is damage
                 store.download(file, directory / file)
         shards = (
             RemoteShard(
@@ -178,10 +179,10 @@ def _copy_listing(store: ObjectStore, directory: Path) -> dict[str, int]:
 
 def _retired(store: ObjectStore, later: dict[str, int], directory: Path) -> bool:
     """Whether one of the later journal objects takes out a shard that those copied before do not."""
-    with tempfile.TemporaryDirectory(prefix="rollgen-") as name:
-        (Path(name) / JOURNAL_DIR).mkdir()
-        _copy_journal(store, later, Path(name))
-        return bool(read_journal(Path(name)).retired.keys() - read_journal(directory).retired.keys())
+    with _scratch() as scratch:
+        (scratch / JOURNAL_DIR).mkdir()
+        _copy_journal(store, later, scratch)
+        return bool(read_journal(scratch).retired.keys() - read_journal(directory).retired.keys())
 
 
 def _copy_journal(store: ObjectStore, sizes: dict[str, int], directory: Path) -> None:
@@ -191,6 +192,19 @@ def _copy_journal(store: ObjectStore, sizes: dict[str, int], directory: Path) ->
         (directory / name).write_bytes(store.read_range(name, 0, sizes[name]))
 
     for_each(copy, filter(_JOURNAL.fullmatch, sizes))
+
+
+@contextmanager
+def _scratch() -> Iterator[Path]:
+    """A temporary directory."""
+    with _keeping():
+        scratch = tempfile.TemporaryDirectory(prefix="rollgen-")
+    with scratch as name:
+        yield Path(name)
+
+
+def _keeping() -> AbstractContextManager[None]:
+    return keeping(Path(tempfile.gettempdir()), "make room there, or set TMPDIR")
 
 
 @contextmanager

@@ -12,10 +12,11 @@ Everything works in `workspace.directory` as in any dataset directory, with the 
     journal/<writer>-<number>.jsonl           its line; created exclusively: from now on it is committed
     the local shard is removed
 
-What cannot be sent stays in the workspace, and goes with the next commit or the next start on this machine. A start
-takes the writer's lock (`lease.py`), sees to what others have left (`arrival.py`), and then resumes as ever; an end
-sends the failures and logs, and removes the workspace unless shards wait in it. A plain copy of all objects is a
-dataset directory.
+While the storage fails, a commit tries again for OUTAGE_SECONDS; sampling goes on meanwhile. What cannot be sent stays
+in the workspace, and goes with the next commit or the next start on this machine. What waits and may not be sent is set
+aside beside the workspace, where nothing removes it. A start takes the writer's lock (`lease.py`), sees to what others
+have left (`arrival.py`), and then resumes as ever; an end sends the failures and logs, and removes the workspace unless
+shards wait in it. A plain copy of all objects is a dataset directory.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ import fnmatch
 import hashlib
 import shutil
 import tempfile
+import threading
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,25 +37,35 @@ from typing import IO, Final, Self
 from uuid import uuid4
 
 from rollgen.errors import DatasetError, MissingFile, ResumeRefused, UsageError
-from rollgen.format.commit import WHOLE, Fetched, Holder, Part
+from rollgen.format.commit import WHOLE, Fetched, Holder, Part, quarantine
+from rollgen.format.done import Problem
 from rollgen.format.journal import RECORD_FILE, JournalLine, list_shards, read_journal, shard_name
 from rollgen.format.jsonlines import encode_line
 from rollgen.format.layout import OWN_FILES
 from rollgen.format.reader import check_size
 from rollgen.format.schema import DATA_DIR, JOURNAL_DIR, MANIFEST_FILE
-from rollgen.remote.arrival import Arrival, foreign_objects, journal_object
+from rollgen.remote.arrival import Arrival, foreign_objects, is_journal_object, is_retirement, journal_object
 from rollgen.remote.cache import cache_directory
 from rollgen.remote.lease import SECTION_LOCK, Lease, State, Watch, lock_name, lost, writer_of_lock
 from rollgen.remote.mirror import Mirror
-from rollgen.remote.objects import THREADS, ObjectStore
+from rollgen.remote.objects import THREADS, ObjectStore, for_each, output_store
 from rollgen.remote.partial import fetch_columns
 
 _FOLDER: Final = "workspaces"
+_MAX_RETIREMENTS_BYTES: Final = 1 << 24
+OUTAGE_SECONDS = 300.0
+"""For which a commit is tried again while the storage fails. Restarts and expired credentials take minutes."""
+_PAUSES: Final = (1.0, 30.0)
+"""Seconds between two tries: the first pause, which doubles from try to try, and the longest one."""
 
 
 def workspace_directory(url: str, writer: str) -> Path:
-    """Where a writer of this dataset works, on this machine. Raises UsageError where nobody knows our home."""
-    key = hashlib.sha256(f"{url.rstrip('/')}\n{writer}".encode()).hexdigest()[:32]
+    """Where a writer of this dataset works, on this machine. Raises UsageError where nobody knows our home.
+
+    The same URL may mean another bucket at another endpoint.
+    """
+    store = ObjectStore(url)
+    key = hashlib.sha256(f"{store.endpoint}\n{store.url}\n{writer}".encode()).hexdigest()[:32]
     return cache_directory(_FOLDER) / key
 
 
@@ -62,7 +75,7 @@ def glimpse(url: str, *, clean: bool = False) -> Iterator[Path]:
 
     Raises UsageError as `Workspace` does. Takes no lock, and changes nothing.
     """
-    store = ObjectStore(url)
+    store = output_store(url)
     with tempfile.TemporaryDirectory() as scratch:
         with _as_usage():
             names = store.list()
@@ -74,7 +87,8 @@ def glimpse(url: str, *, clean: bool = False) -> Iterator[Path]:
 class Workspace:
     """A writer's place in a dataset in object storage. Use as a context manager; see `format.commit.Remote`.
 
-    With `clean`, what is there will be replaced. `note` is told what a user should know. Raises UsageError for a URL
+    With `clean`, what is there will be replaced. `note` is told what a user should know. `problem_in` gives the
+    `format.done.Problem` of the dataset whose small files are in a directory. Raises UsageError for a URL
     that cannot be reached, written, or used because other objects are there, and for a workspace that cannot be made;
     ResumeRefused when a writer is alive that makes some of the same prompts; DatasetError for a damaged journal.
     """
@@ -87,8 +101,9 @@ class Workspace:
         *,
         clean: bool = False,
         note: Callable[[str], None],
+        problem_in: Callable[[Path], Problem],
     ) -> None:
-        self._store = ObjectStore(url)
+        self._store = output_store(url)
         self.url = self._store.url
         self.directory = workspace_directory(self.url, writer)
         self.next_number = 0
@@ -97,10 +112,15 @@ class Workspace:
         self._part = part
         self._clean = clean
         self._note = note
+        self._problem_in = problem_in
         self._watch = Watch(self._store)
         self._lease = Lease(self._store, lock_name(writer), Holder(part, uuid4().hex), self._watch)
         self._mirror = Mirror(self._store, self.directory, writer)
-        self._fences: frozenset[str] = frozenset()
+        self._outage: float | None = None
+        """When the storage began to fail that fails now."""
+        self._given_up = threading.Event()
+        self._committed: JournalLine | None = None
+        """The latest."""
         self._entered: Lease | None = None
         """The start section, while it is ours."""
         self._local_lock: IO[bytes] | None = None
@@ -117,6 +137,9 @@ class Workspace:
                 self._mirror,
                 self._watch,
                 self._note,
+                self.fetched,
+                self.set_aside,
+                self._problem_in,
                 clean=self._clean,
             )
             with _as_usage():
@@ -129,7 +152,6 @@ class Workspace:
                     on_error.callback(self._lease.release)
                     self._lease.prove()
                 self.next_number = arrival.settle(silent=state is State.SILENT)
-            self._fences = arrival.fences
             on_error.pop_all()
         return self
 
@@ -183,9 +205,38 @@ class Workspace:
     def commit(self, line: JournalLine) -> None:
         """Send a shard that is in the workspace, or a retirement. It is committed, and not here any more, on return.
 
-        Raises DatasetError when that fails: to be called again. Raises ResumeRefused when another process has gone on
-        under this writer's name.
+        Raises DatasetError when the storage has failed for OUTAGE_SECONDS, or it was given up: to be called again, as
+        by whom the local disk has failed afterwards. Raises ResumeRefused when another process has gone on under this
+        writer's name.
         """
+        pause, longest = _PAUSES
+        while True:
+            try:
+                self._commit(line)
+            except DatasetError as error:
+                if not self._may_recover(error):
+                    raise
+            else:
+                self._outage = None
+                return
+            self._given_up.wait(pause)
+            pause = min(2 * pause, longest)
+
+    def give_up(self) -> None:
+        """Do not wait any longer for a storage that fails: a commit raises then. From any thread, or a signal's."""
+        self._given_up.set()
+
+    def _may_recover(self, error: DatasetError) -> bool:
+        """Whether another try is worth it. Tells the user, once per outage."""
+        now = time.monotonic()
+        if self._outage is None and OUTAGE_SECONDS > 0 and not self._given_up.is_set():
+            self._note(f"{error}; the commit is tried again for {OUTAGE_SECONDS:g} s, and sampling goes on meanwhile")
+        self._outage = now if self._outage is None else self._outage
+        return now < self._outage + OUTAGE_SECONDS and not self._given_up.is_set()
+
+    def _commit(self, line: JournalLine) -> None:
+        if line == self._committed:
+            return
         self._lease.check()
         self._mirror.push_own()
         path = self.directory / DATA_DIR / line.file
@@ -195,23 +246,46 @@ class Workspace:
         if not self._store.create(journal_object(self._writer, self.next_number), encode_line(line)):
             raise lost(self._store, lock_name(self._writer))
         self.next_number += 1
+        self._committed = line
         if not line.retired:
             path.unlink()
 
     def clear(self) -> None:
-        """Remove the dataset and nothing else, the manifest first. Numbers go on, as the fences of others do.
+        """Remove the dataset and nothing else, the manifest first. In the start section.
 
-        In the start section. Raises ResumeRefused when it, or this writer's name, is another process's by now.
+        Numbers go on, and whatever only retires shards stays: it may be the fence of a writer that comes back much
+        later. Raises ResumeRefused when the section, or this writer's name, is another process's by now, or a dataset
+        is there that was not to be replaced.
         """
         assert self._entered is not None
         names = self._store.list()
+        if MANIFEST_FILE in names and not self._clean:
+            raise ResumeRefused(f"{self.url}: a run has appeared there meanwhile; continue it with --resume")
+        kept = self._retirements(names)
         for pattern in OWN_FILES:
             self._entered.check()
             self._lease.check()
             for name in fnmatch.filter(names, pattern):
-                if name not in self._fences:
+                if name not in kept:
                     self._store.delete(name)
         self._mirror.forget()
+
+    def _retirements(self, names: Collection[str]) -> set[str]:
+        """Journal objects that commit nothing."""
+        found: set[str] = set()
+
+        def look(name: str) -> None:
+            if is_retirement(self._store.read(name, _MAX_RETIREMENTS_BYTES)):
+                found.add(name)
+
+        for_each(look, filter(is_journal_object, names))
+        return found
+
+    def set_aside(self, shard: Path) -> Path:
+        """Keep a shard of the workspace that is not to be sent where nothing removes it. Returns where."""
+        place = self.directory.with_suffix(".aside")
+        place.mkdir(mode=0o700, exist_ok=True)
+        return quarantine(place, shard)
 
     def fetched(self, lines: Sequence[JournalLine], columns: Sequence[str]) -> Iterator[Fetched]:
         """These shards in turn, each with these columns in a file that is there until the next one is asked for."""
@@ -223,7 +297,7 @@ class Workspace:
                 path = self.directory / DATA_DIR / f".tmp-fetched-{line.file}"
                 size = sizes.get(f"{DATA_DIR}/{line.file}")
                 fetch = threads.submit(self._fetch, line, size, columns, path)
-                coming.append(Fetched(line, place, fetch.result))
+                coming.append(Fetched(line, place, size is not None, fetch.result))
                 if len(coming) > THREADS:
                     yield from _used(coming.popleft())
             while coming:

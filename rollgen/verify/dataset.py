@@ -21,9 +21,9 @@ from rollgen.format.commit import live_writers
 from rollgen.format.journal import RECORD_FILE, is_unfinished, list_shards, parse_shard_name
 from rollgen.format.manifest import PLANLESS, Manifest
 from rollgen.format.schema import DATA_DIR, FAILURES_DIR, JOURNAL_DIR, QUARANTINE_DIR, RETRY_FILES, retry_file
-from rollgen.verify.files import CheckTable, ShardContent, check_bytes, check_content, check_counts
+from rollgen.prompts.planned import Keys, Planned, check_planless
+from rollgen.verify.files import CheckTable, ShardContent, check_bytes, check_content, check_counts, checking
 from rollgen.verify.findings import Finding, Findings, Kind
-from rollgen.verify.planned import Keys, Planned, check_planless
 from rollgen.verify.records import (
     JournalContent,
     check_failures,
@@ -212,8 +212,9 @@ def _verify(directory: Path, progress: Progress | None) -> Verification:
 def _planned_check(manifest: Manifest | None, planned: Planned | None) -> CheckTable:
     """What is checked of rows beside the invariants; nothing where a plan is missing that should be there."""
     if planned is not None:
-        return planned.check
-    return check_planless if manifest is not None and manifest.identity.get(PLANLESS) else lambda table: ()
+        return checking(planned.check)
+    planless = manifest is not None and manifest.identity.get(PLANLESS)
+    return checking(check_planless) if planless else lambda table: ()
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, starmap
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +19,9 @@ from rollgen.format.journal import JournalLine, Totals, file_sha256, footer_sha2
 from rollgen.format.manifest import Manifest
 from rollgen.format.reader import ShardReader, count_mask_ids, open_shard, read_row_group
 from rollgen.format.schema import FOOTER_CONFIG_DIGEST, FOOTER_TOKENIZER_VOCAB_SIZE, FOOTER_VOCAB_SIZE
+from rollgen.prompts.planned import Keys, Mismatch
 from rollgen.verify.extras import check_extras
 from rollgen.verify.findings import Findings
-from rollgen.verify.planned import Keys
 from rollgen.verify.rows import Violation, check_rows
 
 CheckTable = Callable[[pa.Table], Iterable[Violation]]
@@ -93,6 +93,11 @@ def check_content(path: Path, manifest: Manifest, check_planned: CheckTable, fin
     content = replace(ShardContent.joined(parts), is_whole=whole)
     _check_order(path, content, findings)
     return content
+
+
+def checking(mismatches: Callable[[pa.Table], Iterable[Mismatch]]) -> CheckTable:
+    """A comparison with what was asked for, as a check."""
+    return lambda table: starmap(Violation.of_rows, mismatches(table))
 
 
 def add_totals(parts: Iterable[Totals]) -> Totals:

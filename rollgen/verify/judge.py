@@ -29,10 +29,10 @@ from rollgen.errors import DatasetError
 from rollgen.format.journal import JournalLine, Totals, file_sha256, footer_sha256
 from rollgen.format.manifest import Manifest
 from rollgen.format.schema import has_generation
+from rollgen.prompts.planned import Keys
 from rollgen.verify.files import CheckTable, check_content
 from rollgen.verify.findings import Findings
 from rollgen.verify.lines import JournalLines
-from rollgen.verify.planned import Keys
 
 if TYPE_CHECKING:
     from rollgen.rollouts import Int64Array

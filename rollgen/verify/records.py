@@ -33,7 +33,7 @@ from rollgen.format.schema import (
     retry_file,
 )
 from rollgen.prompts.plan import Plan
-from rollgen.verify.planned import Planned
+from rollgen.prompts.planned import Planned
 from rollgen.verify.rows import is_json_object
 
 if TYPE_CHECKING:

@@ -43,12 +43,12 @@ from rollgen.format.jsonlines import encode_line, line_files
 from rollgen.format.manifest import fsync_directory, read_manifest
 from rollgen.format.replacement import REPAIRER
 from rollgen.format.schema import DATA_DIR, FAILURES_DIR, JOURNAL_DIR, QUARANTINE_DIR, RETIRED_DIR
+from rollgen.prompts.planned import Planned, check_planless
 from rollgen.verify.dataset import Progress, Verification, verify_dataset
-from rollgen.verify.files import CheckTable
+from rollgen.verify.files import CheckTable, checking
 from rollgen.verify.findings import KEPT_PER_KIND, Findings
 from rollgen.verify.judge import Judge, Judged, without_copies
 from rollgen.verify.lines import JournalLines, Lines, read_all_lines
-from rollgen.verify.planned import Planned, check_planless
 from rollgen.verify.records import check_planned, failure_problem
 
 if TYPE_CHECKING:
@@ -267,7 +267,7 @@ def _check_of(planned: Planned | None, records: Findings) -> CheckTable:
     """The check of rows against the plan. Damaged records are no measure: then there is none."""
     if records.total:
         return lambda _: ()
-    return planned.check if planned else check_planless
+    return checking(planned.check if planned else check_planless)
 
 
 def _settle(shard: Judged, journal: JournalLines, work: _Work) -> None:

@@ -33,10 +33,11 @@ from rollgen.curate.compact import Compaction, compact
 from rollgen.errors import DatasetError, ResumeRefused, UsageError
 from rollgen.format.columns import split_row_groups
 from rollgen.format.commit import Part, WriterSlot
+from rollgen.format.done import PlannedKeys
 from rollgen.format.journal import list_shards, read_journal
 from rollgen.format.manifest import PLANLESS, Manifest, Retry, read_manifest, replace_manifest
 from rollgen.format.reader import open_dataset, verify_shard
-from rollgen.format.recovery import PlannedKeys, recover
+from rollgen.format.recovery import recover
 from rollgen.format.replacement import Replacement, decide
 from rollgen.format.schema import FOOTER_ENGINE, SUPPORT_LOGPROB_LIST
 from rollgen.inspect.status import run_status
@@ -257,7 +258,11 @@ def test_kept_files_are_moved(split: Path) -> None:
     compact(split, keep=True)
     assert {path.name: path.read_bytes() for path in (split / "retired").iterdir()} == before
     assert len(open_dataset(split).shards) == 1
-    planned = PlannedKeys(np.array([0, 2, 4, 5, 6, 8, 9]), lambda indices: pa.array([f"p{index}" for index in indices]))
+    planned = PlannedKeys(
+        np.array([0, 2, 4, 5, 6, 8, 9]),
+        lambda indices: pa.array([f"p{index}" for index in indices]),
+        lambda table: None,
+    )
     with WriterSlot(split, "w0") as slot:
         assert slot.temporary().name == ".tmp-w0-000004"
         recovery = recover(slot, read_manifest(split).config_digest, planned)

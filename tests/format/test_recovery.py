@@ -22,20 +22,28 @@ import pytest
 from rollgen.config import digest
 from rollgen.errors import DatasetError, Unreadable
 from rollgen.format.commit import Part, WriterSlot
+from rollgen.format.done import PlannedKeys, PlannedSamples
 from rollgen.format.journal import JournalLine, read_journal
 from rollgen.format.manifest import Manifest
-from rollgen.format.recovery import PlannedKeys, recover, recover_shards
+from rollgen.format.reader import verify_shard
+from rollgen.format.recovery import recover, recover_shards
 from rollgen.format.writer import ShardWriter
-from rollgen.rollouts import Completion
+from rollgen.rollouts import Completion, sample_seed
 
 MakeCompletion = Callable[..., Completion]
 MakeManifest = Callable[..., Manifest]
 OFFSETS = np.array([0, 2, 4, 6, 8])
+SEEDS = {sample_seed(0, f"p{prompt}", sample) for prompt in range(5) for sample in range(3)}
+
+
+def problem(table: pa.Table) -> str | None:
+    """What `random_prompt` has is planned."""
+    return None if set(table["seed"].to_pylist()) <= SEEDS else "a seed that nobody planned"
 
 
 def planned(offsets: np.ndarray = OFFSETS, name: str = "p") -> PlannedKeys:
     """Prompts p0, p1, ... of a plan."""
-    return PlannedKeys(offsets, lambda indices: pa.array([f"{name}{index}" for index in indices]))
+    return PlannedKeys(offsets, lambda indices: pa.array([f"{name}{index}" for index in indices]), problem)
 
 
 ALL, SHARD_0_ONLY, SHARD_1_ONLY = [True] * 8, [True] * 4 + [False] * 4, [False] * 4 + [True] * 4
@@ -47,6 +55,7 @@ class Stored(NamedTuple):
     directory: Path
     digest: str
     lines: list[JournalLine]
+    manifest: Manifest
 
     @property
     def journal(self) -> Path:
@@ -69,7 +78,8 @@ class Stored(NamedTuple):
 def stored(tmp_path: Path, make_dataset: Callable[..., Path], make_manifest: MakeManifest) -> Stored:
     """Two shards, committed."""
     directory = make_dataset(tmp_path / "run", shards=2, prompts=2, n=2)
-    return Stored(directory, make_manifest().config_digest, list(read_journal(directory).committed.values()))
+    manifest = make_manifest()
+    return Stored(directory, manifest.config_digest, list(read_journal(directory).committed.values()), manifest)
 
 
 def assert_stable(stored: Stored, done: list[bool]) -> None:
@@ -247,11 +257,11 @@ def test_a_line_that_is_wrong_but_for_the_hash(stored: Stored, changes: dict[str
     edit_line(stored, 1, **changes)
     before = contents(stored.directory)
     assert stored.recover() == (ALL, (f"{stored.shard(1)}: {MENDS}",))
-    planless: list[Path] = []
+    samples = PlannedSamples(planned())
     with WriterSlot(stored.directory, "w0") as slot:
-        findings = recover_shards(slot, stored.digest, lambda _, path: planless.append(path))
+        findings = recover_shards(slot, stored.digest, samples)
     assert findings == (f"{stored.shard(1)}: {MENDS}",)
-    assert planless == [stored.shard(0), stored.shard(1)]
+    assert samples.done[0].all()
     assert contents(stored.directory) == before
 
 
@@ -335,6 +345,36 @@ def test_shard_of_another_dataset(
     assert done == SHARD_0_ONLY
     assert f"belongs to another dataset (config digest {foreign.config_digest[:12]})" in finding
     assert_stable(stored, SHARD_0_ONLY)
+
+
+def test_shard_of_the_dataset_that_was_there_before(stored: Stored, make_completion: MakeCompletion) -> None:
+    """The same settings and ids, and rows that nobody planned: set aside, if no line vouches for it."""
+    rows = [make_completion(2, 0), replace(make_completion(3, 0), seed=1)]
+    write_shard(stored.directory, stored.manifest, rows, writer="w1")
+    (stored.directory / "journal/w1.jsonl").unlink()
+    stored.shard(1).unlink()
+    stored.forget_last_line()
+    done, [finding] = stored.recover()
+    assert done == SHARD_0_ONLY
+    assert "w1-000000.parquet: row group 0: a seed that nobody planned: it is of another dataset; moved to" in finding
+    assert_stable(stored, SHARD_0_ONLY)
+
+
+@pytest.mark.parametrize("new", [[], [(3, 2), (4, 0)]], ids=["nothing", "two samples"])
+def test_a_shard_without_a_line_that_is_stored_in_part(
+    stored: Stored, make_completion: MakeCompletion, new: list[tuple[int, int]]
+) -> None:
+    """What is new in it becomes a shard, in order; the rest is there already, and no human has to choose."""
+    write_shard(stored.directory, stored.manifest, [make_completion(*key) for key in [(0, 0), (3, 1), *new]], "w1")
+    (stored.directory / "journal/w1.jsonl").unlink()
+    offsets = np.array([0, 2, 4, 6, 9, 12])
+    done, [finding] = stored.recover(offsets)
+    assert done == [*ALL, bool(new), bool(new), False, False]
+    assert finding.endswith(f"without 2 of {2 + len(new)} samples, which are stored already")
+    assert (stored.directory / "quarantine" / "part-w1-000000.parquet").exists()
+    assert stored.recover(offsets) == (done, ())
+    for line in read_journal(stored.directory).committed.values():
+        verify_shard(stored.directory / "data" / line.file, line=line, config_digest=stored.digest)
 
 
 def test_file_that_is_no_shard_of_ours(stored: Stored, tmp_path: Path) -> None:

@@ -20,9 +20,10 @@ from hypothesis import strategies as st
 
 from rollgen.errors import DatasetError
 from rollgen.format.commit import WriterSlot
+from rollgen.format.done import PlannedKeys
 from rollgen.format.manifest import Manifest, Retry
 from rollgen.format.reader import open_dataset
-from rollgen.format.recovery import PlannedKeys, Recovery, recover
+from rollgen.format.recovery import Recovery, recover
 from rollgen.format.retries import Outcomes, RetryList, read_outcomes, read_retries, select_retries
 from rollgen.format.schema import RETRY_SCHEMA
 from rollgen.format.writer import ShardWriter
@@ -225,7 +226,10 @@ class Run(NamedTuple):
 
     def recover(self, *retries: RetryList) -> Recovery:
         planned = PlannedKeys(
-            np.array([0, 2, 4, 6, 8]), lambda indices: pa.array([f"p{index}" for index in indices]), retries
+            np.array([0, 2, 4, 6, 8]),
+            lambda indices: pa.array([f"p{index}" for index in indices]),
+            lambda table: None,
+            retries,
         )
         with WriterSlot(self.directory, "w0") as slot:
             return recover(slot, self.manifest.config_digest, planned)

@@ -14,12 +14,12 @@ import torch
 
 from rollgen.errors import DatasetError, UsageError
 from rollgen.format.commit import WriterSlot
-from rollgen.format.manifest import Manifest, create_manifest
+from rollgen.format.manifest import Manifest, RoutedExperts, create_manifest
 from rollgen.format.writer import ShardWriter
 from rollgen.loader import RolloutDataset, RolloutStream, collate
 from rollgen.loader.batch import BATCH_SCALARS, Layout, assemble
 from rollgen.loader.samples import empty_samples
-from rollgen.rollouts import Completion
+from rollgen.rollouts import Completion, WeightVersions
 
 LAYERS, TOP_K = 3, 2
 Key = tuple[int, int]
@@ -129,3 +129,88 @@ def test_experts_of_other_tokens_are_damage(
     with pytest.raises(DatasetError, match="row group 0: tokens and routed experts differ in length"):
         RolloutDataset(directory, routed_experts=True)[0]
     assert RolloutDataset(directory)[0].routed_experts is None
+
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path, make_completion: Callable[..., Completion], make_manifest: Callable[..., Manifest]) -> Write:
+    """`write(change, name="run", experts=8)`: a dataset of three samples of 7 tokens, `change(row)` in the middle."""
+
+    def make(change: Callable[[Completion], Completion], *, name: str = "run", experts: int | None = 8) -> Path:
+        directory = tmp_path / name
+        directory.mkdir()
+        layout = RoutedExperts(layers=LAYERS, top_k=TOP_K, experts=experts)
+        manifest = make_manifest(extras=True, routed_experts=layout)
+        create_manifest(directory, manifest)
+        rows = [make_completion(0, sample, extras=True, tokens=7) for sample in range(3)]
+        with WriterSlot(directory, "w0") as slot, ShardWriter(slot, manifest, commit_interval=math.inf) as writer:
+            for row in (rows[0], change(rows[1]), rows[2]):
+                writer.add(row)
+        return directory
+
+    return make
+
+
+VERSIONS = {
+    "none": ((), (), "differ in length, or are empty"),
+    "more versions": (("a", "b"), (0,), "differ in length, or are empty"),
+    "more starts": (("a",), (0, 3), "differ in length, or are empty"),
+    "empty text": (("a", ""), (0, 3), "a weight version is empty"),
+    "not from 0": (("a", "b"), (1, 3), "do not start at 0 and rise below the tokens"),
+    "negative": (("a", "b"), (-1, 3), "do not start at 0 and rise below the tokens"),
+    "falling": (("a", "b", "c"), (0, 4, 3), "do not start at 0 and rise below the tokens"),
+    "twice": (("a", "b"), (0, 0), "do not start at 0 and rise below the tokens"),
+    "beyond": (("a", "b"), (0, 7), "do not start at 0 and rise below the tokens"),
+}
+
+
+@pytest.mark.parametrize(("versions", "starts", "problem"), VERSIONS.values(), ids=VERSIONS)
+def test_versions_that_contradict_themselves(
+    write: Write, versions: tuple[str, ...], starts: tuple[int, ...], problem: str
+) -> None:
+    """Damage: tokens would be given to other weights. Also to be skipped, like any other."""
+    directory = write(lambda row: replace(row, weight_versions=WeightVersions(versions, starts)))
+    place = f"^{directory}/data/part-w0-000000.parquet: row group 0: .*{problem}"
+    with pytest.raises(DatasetError, match=place):
+        RolloutDataset(directory)[0]
+    with pytest.raises(DatasetError, match=place):
+        list(RolloutStream(directory))
+    skipping = RolloutStream(directory, on_damage="skip")
+    assert [batch.lost for batch in skipping] == [3]
+
+
+@pytest.mark.parametrize(("number", "experts", "limit"), [(-3, 8, 8), (8, 8, 8), (900, 8, 8), (-1, None, 32768)])
+def test_experts_that_no_layer_has(write: Write, number: int, experts: int | None, limit: int) -> None:
+    """Damage, where they are read."""
+
+    def change(row: Completion) -> Completion:
+        assert row.routed_experts is not None
+        routed = row.routed_experts.copy()
+        routed[2, 1, 0] = number
+        return replace(row, routed_experts=routed)
+
+    directory = write(change, experts=experts)
+    problem = f"row group 0: a number of an expert is not below {limit}, or negative"
+    with pytest.raises(DatasetError, match=problem):
+        RolloutDataset(directory, routed_experts=True)[0]
+    with pytest.raises(DatasetError, match=problem):
+        list(RolloutStream(directory, routed_experts=True))
+    assert len(RolloutDataset(directory)[0].token_ids) == 7
+
+
+def test_each_dataset_has_its_own_number_of_experts(write: Write) -> None:
+    """One of a model with more of them does not hide a wrong number in another."""
+
+    def change(row: Completion) -> Completion:
+        assert row.routed_experts is not None
+        return replace(row, routed_experts=row.routed_experts + np.int16(8))  # 8 to 15
+
+    larger = write(change, name="larger", experts=16)
+    sound, wrong = write(lambda row: row, name="sound"), write(change, name="wrong")
+    for paths in ([larger, sound], [sound, larger]):
+        assert sum(map(len, RolloutStream(paths, routed_experts=True))) == 6
+    for paths in ([larger, wrong], [wrong, larger]):
+        with pytest.raises(DatasetError, match=f"^{wrong}/.*row group 0: a number of an expert is not below 8"):
+            list(RolloutStream(paths, routed_experts=True))

@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 import torch
+from models.disk import largest_file
 from models.storage import s3_server, send
 from torch.utils.data import DataLoader
 
-from rollgen.errors import DatasetError, MissingFile, ResumeRefused, UsageError
+from rollgen.errors import DatasetError, MissingFile, ResumeRefused, Unreadable, UsageError
 from rollgen.format.commit import Holder
 from rollgen.format.retries import RetryList
 from rollgen.loader import Rollout, RolloutBatch, RolloutDataset, RolloutStream, collate
@@ -401,6 +402,31 @@ def test_names_that_lead_elsewhere(tmp_path: Path, dataset: Path) -> None:
 def test_a_cache_that_cannot_be(tmp_path: Path, dataset: Path) -> None:
     """Said before anything is fetched."""
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(UsageError, match=r"file/cache: cannot keep what is fetched there: .*name another disk_cache"):
+    with pytest.raises(UsageError, match=r"file/cache/rollgen/parts: cannot keep what is fetched there: .*disk_cache"):
         RolloutStream(send(dataset, "memory://no-cache").url, disk_cache=tmp_path / "file/cache")
     assert RolloutStream(dataset, disk_cache=tmp_path / "file/cache").samples == 18  # not needed
+
+
+def test_a_cache_that_is_removed_in_an_epoch(dataset: Path, home: Path) -> None:
+    """Training goes on."""
+    stream = RolloutStream(send(dataset, "memory://removed").url, batch_tokens=2_500, prefetch=0)
+    seen = []
+    for batch in stream:
+        seen.append(batch)
+        shutil.rmtree(home, ignore_errors=True)
+    assert_same_batches(seen, list(RolloutStream(dataset, batch_tokens=2_500)))
+
+
+@pytest.mark.parametrize("on_damage", ["raise", "skip"])
+def test_a_full_disk(
+    tmp_path: Path, dataset: Path, home: Path, monkeypatch: pytest.MonkeyPatch, on_damage: Any
+) -> None:
+    """No damage to skip: the line names the directory, the reason and the fix; before the epoch, the temporary one."""
+    url, reason = send(dataset, "memory://full").url, r"cannot keep what is fetched here: File too large; make room"
+    stream = RolloutStream(url, prefetch=0, on_damage=on_damage)
+    with largest_file(10_000), pytest.raises(Unreadable, match=rf"^{home}/rollgen/parts: {reason}.*disk_cache$"):
+        list(stream)
+    assert len(list(stream)) == 1
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with largest_file(100), pytest.raises(Unreadable, match=rf"^{tmp_path}: {reason} there, or set TMPDIR$"):
+        RolloutStream(url, on_damage=on_damage)

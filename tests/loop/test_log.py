@@ -27,6 +27,7 @@ def test_an_attempt_leaves_a_log(runs: Runs) -> None:
     text = "\n".join(line.split(" ", 1)[1] for line in lines)
     assert text.startswith("phase: check\nphase: load\n")
     assert "fake 1 on cpu, tiny, logprobs" in text
+    assert "phase: generate" in text
     assert re.search(r"stored 10 of 10, this attempt 10 \(\d+ tokens in \d+ s\), failed 0, restarts 0\nended$", text)
 
 

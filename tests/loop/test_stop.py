@@ -60,7 +60,7 @@ def test_signals_commit_what_is_finished(runs: Runs, number: signal.Signals) -> 
     process.send_signal(number)
     stdout, stderr = process.communicate(timeout=30)
     assert (process.returncode, stderr) == (128 + number, "")
-    assert stdout == f"interrupted by {number.name}; finished samples are committed, --resume continues 1\n"
+    assert stdout == f"interrupted by {number.name}; 5 finished samples are committed, --resume continues 1\n"
     assert runs.stored() == keys(5, 2)[:5]
     assert not list(runs.out.rglob(".tmp-*"))
     stats = runs(resume=True)

@@ -39,7 +39,7 @@ class Recorder:
     def note(self, message: str) -> None:
         self.notes.append(message)
 
-    def started(self, place: Place, preflight: Preflight, manifest: object) -> None:
+    def started(self, place: Place, preflight: Preflight, manifest: object, stats: RunStats) -> None:
         self.starts.append(place.directory)
 
     def grown(self, place: Place) -> None:

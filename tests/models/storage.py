@@ -15,15 +15,15 @@ BUCKET = "rollgen-test"
 
 
 @contextmanager
-def s3_server() -> Iterator[str]:
-    """The URL of a bucket, of a server in a thread; the environment leads s3fs there, in children too.
+def s3_server(port: int = 0) -> Iterator[str]:
+    """The URL of a bucket, of a server in a thread; the environment leads s3fs there, in children too. Port 0 is any.
 
     All servers of a process, one after the other too, have the same objects.
     """
     import s3fs
     from moto.server import ThreadedMotoServer
 
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=port, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
     settings = {

@@ -21,7 +21,7 @@ from models.datasets import Key, read_rows
 from models.program import Finished, Program, Running
 
 from rollgen.cli.app import main
-from rollgen.remote import lease
+from rollgen.remote import lease, workspace
 from rollgen.remote.objects import ObjectStore
 
 STEPS = ("create", "replace", "put", "upload", "delete")
@@ -44,6 +44,8 @@ class StorageFaults:
     """So many of these steps are taken before."""
     patience: float | None = None
     """Seconds after which a silent lock is that of a dead writer; beats come ten times as often."""
+    outage: float = 0.0
+    """Seconds for which a commit is tried again while the storage fails."""
 
 
 def rollgen(faults: StorageFaults) -> None:
@@ -53,6 +55,7 @@ def rollgen(faults: StorageFaults) -> None:
         lease.DEAD_SECONDS = faults.patience
         lease.REFRESH_SECONDS = lease.POLL_SECONDS = faults.patience / 10
     s3fs.S3FileSystem.retries = 1
+    workspace.OUTAGE_SECONDS = faults.outage
     _watch(faults)
     main()
 

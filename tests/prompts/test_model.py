@@ -6,11 +6,13 @@ import shutil
 from types import SimpleNamespace
 
 import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
+from models.disk import largest_file
 from models.tiny import CHAT_TEMPLATE, CONTEXT_LENGTH, VOCAB_SIZE
 
 from rollgen.config import RunConfig
-from rollgen.errors import UsageError
-from rollgen.prompts.model import load_model_info
+from rollgen.errors import DatasetError, UsageError
+from rollgen.prompts.model import load_model_info, usage_errors
 
 
 @pytest.fixture
@@ -140,3 +142,37 @@ def test_a_served_model_is_named_without_its_directory(model):
     served = SimpleNamespace(name="/home/me/models/tiny", fingerprint="unknown", max_model_len=64)
     info = load_model_info(RunConfig(), str(model), served)
     assert (info.name, info.context_length) == ("tiny", 64)
+
+
+@pytest.mark.parametrize("size", [100, 2_000, 5_000])
+def test_a_full_temporary_directory(model, tmp_path, monkeypatch, size):
+    """One line with the way out, whichever of the files does not fit and whichever library meets it."""
+    info = load_model_info(RunConfig(), str(model))
+    scratch, directory = tmp_path / "scratch", tmp_path / "tokenizer"
+    scratch.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(scratch))
+    with (
+        largest_file(size),
+        pytest.raises(DatasetError, match=rf"^{scratch}: cannot hold the tokenizer's files: .*File too large.*TMPDIR$"),
+    ):
+        info.save_tokenizer(directory)
+    assert not directory.exists()
+    assert not any(scratch.iterdir())
+    info.save_tokenizer(directory)
+    assert {path.name for path in directory.iterdir()} >= {"tokenizer.json", "tokenizer_config.json"}
+
+
+@pytest.mark.parametrize(
+    ("is_offline", "why"), [(False, "no connection to huggingface.co"), (True, "HF_HUB_OFFLINE is set")]
+)
+def test_a_model_that_cannot_be_fetched(monkeypatch, is_offline, why):
+    """Not the library's advice about its cache, cut in the middle of a URL, but what is wrong and what to do."""
+    monkeypatch.setattr("rollgen.prompts.model.HF_HUB_OFFLINE", is_offline)
+    advice = OSError("We couldn't connect to 'https://huggingface.co'" * 9)
+    advice.__cause__ = LocalEntryNotFoundError("not in the cache")
+    with pytest.raises(UsageError) as refusal, usage_errors("org/model", "the model"):
+        raise advice
+    assert str(refusal.value) == (
+        f"org/model: cannot be fetched: {why}, and it is not in the cache; give a local directory, or check --model, "
+        "--tokenizer and --revision"
+    )

@@ -6,7 +6,7 @@ import hashlib
 import math
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,15 @@ from uuid import uuid4
 import pytest
 
 from rollgen.errors import ResumeRefused, Unreadable
-from rollgen.format.commit import WHOLE, Holder, Part, WriterSlot
+from rollgen.format.commit import WHOLE, Fetched, Holder, Part, WriterSlot
+from rollgen.format.done import Problem
 from rollgen.format.journal import JournalLine, list_shards, read_journal
 from rollgen.format.jsonlines import encode_line
 from rollgen.format.manifest import Manifest, create_manifest
 from rollgen.format.recovery import renumber
 from rollgen.format.writer import ShardWriter
 from rollgen.remote import lease
-from rollgen.remote.arrival import Arrival, foreign_objects, journal_object
+from rollgen.remote.arrival import Arrival, foreign_objects, is_retirement, journal_object
 from rollgen.remote.lease import Sign, State, Watch, _start_of
 from rollgen.remote.mirror import Mirror
 from rollgen.remote.objects import ObjectStore
@@ -35,6 +36,8 @@ class Place:
         self.store = ObjectStore(f"memory://arrivals/{uuid4().hex}")
         self.directory = directory
         self.notes: list[str] = []
+        self.aside: list[bytes] = []
+        self.problem: Problem = lambda table: None
         for name in ("data", "journal"):
             (directory / name).mkdir(parents=True)
         self.store.create("rollgen.json", manifest)
@@ -50,6 +53,23 @@ class Place:
 
     def wait(self, number: int, content: bytes) -> None:
         (self.directory / f"data/part-w0-{number:06d}.parquet").write_bytes(content)
+
+    def fetched(self, lines: Sequence[JournalLine], columns: Sequence[str]) -> Iterator[Fetched]:
+        """Shards that are no more than a few bytes are not there, for those who look at keys."""
+        for line in lines:
+            path = self.directory / "fetched"
+            self.store.download(f"data/{line.file}", path)
+            yield Fetched(line, line.file, True, lambda path=path: path)
+
+    def set_aside(self, path: Path) -> Path:
+        self.aside.append(path.read_bytes())
+        path.unlink()
+        return Path("aside")
+
+    @property
+    def fences(self) -> set[str]:
+        """Objects that retire shards and commit none."""
+        return {name for name in self.store.list("journal") if is_retirement(self.store.read(name, 1 << 20))}
 
     def lock(self, writer: str, part: Part, host: str = "elsewhere") -> None:
         sign = replace(Sign.of_this_process(Holder(part, "attempt")), host=host)
@@ -67,6 +87,9 @@ class Place:
             Mirror(self.store, self.directory, "w0"),
             Watch(self.store),
             self.notes.append,
+            self.fetched,
+            self.set_aside,
+            lambda directory: self.problem,
             clean=clean,
         )
         number = arrival.settle(silent=silent)
@@ -218,9 +241,9 @@ def test_to_be_replaced(place: Place) -> None:
 def test_a_silent_predecessor_is_fenced(place: Place) -> None:
     """Its next commit must fail: its number is taken, and its shard retired, whether it comes or not."""
     place.commit("w0", 0, b"zero")
-    number, waiting, arrival = place.arrive(silent=True)
+    number, waiting, _ = place.arrive(silent=True)
     assert (number, waiting) == (2, {})
-    assert arrival.fences == {journal_object("w0", 1)}
+    assert place.fences == {journal_object("w0", 1)}
     assert read_journal(place.directory).retired.keys() == {"part-w0-000001.parquet"}
     with pytest.raises(AssertionError):
         place.commit("w0", 1, b"late")
@@ -229,8 +252,8 @@ def test_a_silent_predecessor_is_fenced(place: Place) -> None:
 def test_a_silent_predecessor_had_sent_one(place: Place, shard: bytes) -> None:
     """The shard is committed in its place, and its next number taken."""
     place.commit("w0", 0, shard, line=False)
-    number, waiting, arrival = place.arrive(silent=True)
-    assert (number, waiting, arrival.fences) == (2, {}, {journal_object("w0", 1)})
+    number, waiting, _ = place.arrive(silent=True)
+    assert (number, waiting, place.fences) == (2, {}, {journal_object("w0", 1)})
     assert read_journal(place.directory).committed.keys() == {"part-w0-000000.parquet"}
 
 
@@ -245,8 +268,8 @@ def test_a_commit_during_the_fencing(place: Place, monkeypatch: pytest.MonkeyPat
         return real(store, name, content)
 
     monkeypatch.setattr(ObjectStore, "create", create)
-    number, waiting, arrival = place.arrive(silent=True)
-    assert (number, waiting, arrival.fences) == (2, {}, {journal_object("w0", 1)})
+    number, waiting, _ = place.arrive(silent=True)
+    assert (number, waiting, place.fences) == (2, {}, {journal_object("w0", 1)})
     assert read_journal(place.directory).committed.keys() == {"part-w0-000000.parquet"}
 
 
@@ -254,8 +277,8 @@ def test_a_commit_during_the_fencing(place: Place, monkeypatch: pytest.MonkeyPat
 def test_another_writer_that_is_gone(place: Place, shard: bytes, part: Part) -> None:
     """What it had sent without a line is committed in its place, so that all parts see that its samples are there."""
     place.commit("w1", 3, shard, line=False)
-    number, waiting, arrival = place.arrive(part)
-    assert (number, waiting, arrival.fences) == (0, {}, frozenset())
+    number, waiting, _ = place.arrive(part)
+    assert (number, waiting, place.fences) == (0, {}, set())
     assert read_journal(place.directory).committed.keys() == {"part-w1-000003.parquet"}
     assert journal_object("w1", 0) in place.store.list()
 
@@ -264,13 +287,14 @@ def test_another_writer_that_is_silent(place: Place) -> None:
     """One that could make the same prompts is waited for, then fenced, once; one of another part is let be."""
     place.commit("w1", 0, b"zero")
     place.lock("w1", Part(0, 2))
-    _, _, arrival = place.arrive(Part(1, 2))
-    assert (arrival.fences, place.notes) == (frozenset(), [])
-    _, _, arrival = place.arrive(Part(0, 2))
-    assert arrival.fences == {journal_object("w1", 1)}
+    place.arrive(Part(1, 2))
+    assert (place.fences, place.notes) == (set(), [])
+    place.arrive(Part(0, 2))
+    assert place.fences == {journal_object("w1", 1)}
     assert "waiting up to" in place.notes.pop()
     assert "journal/w1.lock" not in place.store.list()
-    assert (place.arrive(Part(0, 2))[2].fences, place.notes) == (frozenset(), [])
+    place.arrive(Part(0, 2))
+    assert (place.fences, place.notes) == ({journal_object("w1", 1)}, [])
 
 
 def test_others_are_awaited_before_the_section(place: Place) -> None:
@@ -318,10 +342,61 @@ def test_orphans_of_a_living_writer(place: Place) -> None:
 
 
 def test_no_dataset_to_go_on_with(place: Place) -> None:
-    """Without a manifest nothing that waits can be of use."""
+    """Perhaps it is elsewhere, or only the manifest is lost: what waits is kept, and is not in the way."""
     place.store.delete("rollgen.json")
     place.wait(0, b"zero")
     assert place.arrive()[:2] == (0, {})
+    assert place.aside == [b"zero"]
+    assert place.notes == [
+        f"{place.store.url}: holds no run, though a finished shard waits for it on this machine; it is kept in aside"
+    ]
+
+
+def test_no_dataset_to_replace(place: Place) -> None:
+    """What waits goes with it, once all checks have passed."""
+    place.store.delete("rollgen.json")
+    place.wait(0, b"zero")
+    assert place.arrive(clean=True)[:2] == (0, {"part-w0-000000.parquet": b"zero"})
+    assert place.aside == []
+
+
+def test_sent_without_a_line_and_foreign(place: Place, shard: bytes) -> None:
+    """Rows that are not planned are of a dataset that was there before: retired, and left where it is."""
+    place.problem = lambda table: "row 0: prompt_id is not the plan's"
+    place.commit("w0", 0, shard, line=False)
+    assert place.arrive()[:2] == (1, {})
+    assert read_journal(place.directory).retired.keys() == {"part-w0-000000.parquet"}
+    assert "row group 0: row 0: prompt_id is not the plan's: it is of another dataset" in place.notes[0]
+    assert place.store.exists("data/part-w0-000000.parquet")
+
+
+def test_sent_without_a_line_and_stored_elsewhere(place: Place, stored: tuple[bytes, JournalLine, bytes]) -> None:
+    """It is retired, and waits for recovery, which sends what is new in it."""
+    shard, line, _ = stored
+    place.commit("w1", 0, shard, line=False)
+    place.store.create("data/part-w0-000000.parquet", shard)
+    place.store.create(journal_object("w0", 0), encode_line(replace(line, file="part-w0-000000.parquet")))
+    number, waiting, _ = place.arrive()
+    assert (number, waiting) == (1, {"part-w0-000001.parquet": shard})
+    assert read_journal(place.directory).committed.keys() == {"part-w0-000000.parquet"}
+    assert read_journal(place.directory).retired.keys() >= {"part-w1-000000.parquet"}
+    assert "some of it has been stored since" in place.notes[0]
+
+
+def test_damage_on_the_way(place: Place, shard: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What arrives cut short once is fetched again before it is retired."""
+    place.commit("w0", 0, shard, line=False)
+    real = ObjectStore.download
+
+    def download(store: ObjectStore, name: str, path: Path) -> None:
+        real(store, name, path)
+        if name.endswith(".parquet"):
+            path.write_bytes(path.read_bytes()[:-10])
+            monkeypatch.setattr(ObjectStore, "download", real)
+
+    monkeypatch.setattr(ObjectStore, "download", download)
+    place.arrive()
+    assert read_journal(place.directory).committed.keys() == {"part-w0-000000.parquet"}
 
 
 def test_a_copy_of_a_directory(place: Place) -> None:

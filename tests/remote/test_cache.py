@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import pickle
+import shutil
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,17 +62,17 @@ def cache(tmp_path: Path) -> PartCache:
 
 
 def parts(cache: PartCache) -> list[Path]:
-    return [path for path in cache.directory.rglob("*") if path.is_file() and not path.name.startswith(".")]
+    return [path for path in cache.directory.rglob("*") if path.is_file() and len(path.name) == 64]
 
 
 def taken(cache: PartCache) -> int:
     return sum(path.stat().st_blocks * 512 for path in parts(cache))
 
 
-def test_a_part_is_fetched_once(cache: PartCache, source: Source) -> None:
+def test_a_part_is_fetched_once(tmp_path: Path, cache: PartCache, source: Source) -> None:
     """Then it is there, for a cache that was pickled too, and one of another limit."""
     contents = {
-        source.get(each, "a") for each in (cache, pickle.loads(pickle.dumps(cache)), open_cache(cache.directory))
+        source.get(each, "a") for each in (cache, pickle.loads(pickle.dumps(cache)), open_cache(tmp_path / "cache"))
     }
     assert len(contents) == 1
     assert source.made == ["a"]
@@ -89,7 +92,7 @@ def test_the_limit_is_kept(cache: PartCache, source: Source) -> None:
     assert len(source.made) == 40
 
 
-@pytest.mark.parametrize("max_bytes", [0, 1, BLOCK])
+@pytest.mark.parametrize("max_bytes", [1, BLOCK])
 def test_a_part_larger_than_the_limit(tmp_path: Path, source: Source, max_bytes: int) -> None:
     """It is used, and is there alone."""
     cache = open_cache(tmp_path, max_bytes)
@@ -231,11 +234,11 @@ def test_a_counter_that_is_nonsense(cache: PartCache, source: Source) -> None:
 def test_a_directory_that_cannot_be_written(tmp_path: Path, cache: PartCache, source: Source) -> None:
     """A usage error at the start; later the machine is to blame, and not a shard."""
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match=r"file: cannot keep what is fetched there: .*name another disk_cache"):
+    with pytest.raises(UsageError, match=r"file/rollgen/parts: cannot keep what is fetched there: .*disk_cache"):
         open_cache(tmp_path / "file")
     cache.directory.rename(tmp_path / "away")
     cache.directory.touch()
-    with pytest.raises(Unreadable, match=r"cannot keep what is fetched: .*make room, or name another disk_cache"):
+    with pytest.raises(Unreadable, match=r"cannot keep what is fetched here: Not a directory; .* another disk_cache"):
         source.get(cache, "a")
 
 
@@ -246,3 +249,143 @@ def test_the_default_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert open_cache().directory == tmp_path / "home" / ".cache" / "rollgen" / "parts"
+
+
+def test_files_that_are_not_its_own(tmp_path: Path, source: Source) -> None:
+    """What a user has in the directory stays, whatever it is called, and so does what is no part inside the cache."""
+    cache = open_cache(tmp_path, 8 * BLOCK)
+    source.get(cache, "a")
+    (part,) = parts(cache)
+    for directory in (tmp_path, cache.directory):
+        for name in (
+            "ml/weights.bin",
+            "ab/notes",
+            f"ab/{'0' * 64}/inside",
+            f"abc/{part.name}",
+            f"zz/{part.name}",
+            "xy",
+        ):
+            path = directory / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(bytes(2 * BLOCK))
+    (part.parent / ("f" * 64)).symlink_to(tmp_path / "xy")
+    mine = {path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size == 2 * BLOCK}
+    assert len(mine) == 13
+    for number in range(40):
+        source.get(cache, str(number))
+    assert all(path.exists() for path in mine)
+    assert not part.exists()
+    assert 5 < len(set(parts(cache)) - mine) <= 8
+    assert {path.parent.parent for path in tmp_path.rglob(".lock")} == {cache.directory, cache.directory.parent}
+    assert not (cache.directory / "ml/.lock").exists()
+
+
+@pytest.mark.parametrize(
+    ("directory", "max_bytes", "problem"),
+    [
+        ("", 1, "disk_cache must be a directory of this machine, not ''"),
+        ("s3://bucket/cache", 1, "disk_cache must be a directory of this machine, not 's3://bucket/cache'"),
+        ("file://host/cache", 1, "file://host/cache: not the URL of a local file"),
+        (".", -5, "disk_cache_bytes must be a whole number, 1 or more, not -5"),
+        (".", 0, "disk_cache_bytes must be a whole number, 1 or more, not 0"),
+        (".", 1.5, "disk_cache_bytes must be a whole number, 1 or more, not 1.5"),
+        (".", True, "disk_cache_bytes must be a whole number, 1 or more, not True"),
+        (".", None, "disk_cache_bytes must be a whole number, 1 or more, not None"),
+    ],
+)
+def test_settings_that_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, directory: str, max_bytes: Any, problem: str
+) -> None:
+    """In one line, and nothing is made."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError) as refused:
+        open_cache(directory, max_bytes)
+    assert str(refused.value).startswith(problem)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_directory_by_its_url(tmp_path: Path) -> None:
+    """`file://` is a path wherever one is taken."""
+    assert open_cache(f"file://{tmp_path}").directory == tmp_path / "rollgen/parts"
+
+
+@pytest.mark.parametrize("kind", ["file", "directory", "temporary", "link"])
+def test_what_is_in_the_way(cache: PartCache, source: Source, kind: str) -> None:
+    """Told in one line with its place, and left as it is."""
+    source.get(cache, "a")
+    (part,) = parts(cache)
+    shutil.rmtree(part.parent)
+    place = {"file": part.parent, "temporary": part.with_name(".tmp")}.get(kind, part)
+    if kind == "file":
+        place.touch()
+    elif kind == "link":
+        place.parent.mkdir()
+        place.symlink_to("/dev/null")
+    else:
+        place.mkdir(parents=True)
+    with pytest.raises(Unreadable, match=rf"^{part.parent}.*name another disk_cache$"):
+        source.get(cache, "a")
+    assert os.path.lexists(place)
+    assert source.made == ["a"]
+
+
+def test_a_directory_that_is_removed(cache: PartCache, source: Source) -> None:
+    """It is made again, as private as before, and the part is fetched again."""
+    source.get(cache, "a")
+    shutil.rmtree(cache.directory.parent)
+    assert source.get(cache, "a")
+    assert source.made == ["a", "a"]
+    assert cache.directory.stat().st_mode & 0o77 == 0
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("times", [1, 99])
+def test_a_directory_that_is_removed_during_a_fetch(cache: PartCache, when: str, times: int) -> None:
+    """Before or after the part is written: then it is fetched again, but not for ever."""
+    made = []
+
+    def fetch(path: Path) -> None:
+        made.append(path)
+        if when == "after":
+            path.write_bytes(b"sound")
+        if len(made) <= times:
+            shutil.rmtree(cache.directory)
+        if when == "before":
+            path.write_bytes(b"sound")
+
+    if times == 1:
+        assert cache.open("a", fetch, read_part) == b"sound"
+        assert len(made) == 2
+        assert len(parts(cache)) == 1
+    else:
+        with pytest.raises(Unreadable, match=rf"^{cache.directory}: somebody removes what is fetched"):
+            cache.open("a", fetch, read_part)
+
+
+def test_another_cache_in_its_place(cache: PartCache) -> None:
+    """Removed and made again by another process meanwhile, which works under the same names: not to be mixed up."""
+    made = []
+
+    def fetch(path: Path) -> None:
+        made.append(path)
+        path.write_bytes(b"sound")
+        if len(made) == 1:
+            shutil.rmtree(cache.directory)
+            path.parent.mkdir(parents=True)
+            path.with_name(".lock").touch()
+            path.write_bytes(b"half of what the other one fet")
+
+    assert cache.open("a", fetch, read_part) == b"sound"
+    assert len(made) == 2
+
+
+def test_a_full_disk(cache: PartCache) -> None:
+    """The machine's fault, with the place, the reason and the way out; nothing is left."""
+
+    def fetch(path: Path) -> None:
+        path.touch()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(Unreadable, match=rf"^{cache.directory}: cannot keep .*: No space left on device; make room"):
+        cache.open("a", fetch, read_part)
+    assert not list(cache.directory.rglob(".tmp"))

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import pytest
 
-from rollgen.errors import DatasetError, ResumeRefused, UsageError
+from rollgen.errors import DatasetError, MissingFile, ResumeRefused, Unreadable, UsageError
 from rollgen.format.commit import Holder, Part
 from rollgen.remote import lease
 from rollgen.remote.lease import Lease, Sign, State, Watch
@@ -238,6 +238,40 @@ def test_lost(store: ObjectStore, held: Lease) -> None:
         held.say(HOLDER)
     held.release()
     assert Sign.parse(store.read(LOCK, 4096)) == sign
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_lock_that_is_not_found_for_a_moment(
+    store: ObjectStore, held: Lease, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """It is listed: its holder has not lost it, and to others it is not gone."""
+    real, failed = ObjectStore.read, []
+
+    def read(store: ObjectStore, name: str, max_bytes: int) -> bytes:
+        if len(failed) < times:
+            failed.append(name)
+            raise MissingFile(name)
+        return real(store, name, max_bytes)
+
+    monkeypatch.setattr(ObjectStore, "read", read)
+    held.check()
+    assert failed == [LOCK] * times
+    failed.clear()
+    assert Watch(store).look(LOCK)[0] is State.ALIVE
+
+
+def test_a_lock_that_is_listed_and_never_found(
+    store: ObjectStore, held: Lease, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is known of it."""
+
+    def read(store: ObjectStore, name: str, max_bytes: int) -> bytes:
+        raise MissingFile(name)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ObjectStore, "read", read)
+        with pytest.raises(Unreadable, match="contradicts itself"):
+            held.check()
 
 
 def test_waiting_for_a_turn(store: ObjectStore, held: Lease, notes: list[str]) -> None:

@@ -6,14 +6,18 @@ import hashlib
 import os
 import pickle
 from collections.abc import Callable
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 from uuid import uuid4
 
 import pytest
+from fsspec.implementations.memory import MemoryFile
 
 from rollgen.errors import DatasetError, MissingFile, RollgenError, Unreadable, UsageError
-from rollgen.remote.objects import ObjectStore, is_url, local_path
+from rollgen.remote.objects import ObjectStore, is_url, local_path, output_store
 
 
 @pytest.fixture(params=["s3", "memory"])
@@ -29,11 +33,25 @@ def written(path: Path, content: bytes) -> tuple[Path, str]:
 
 
 def test_what_is_a_url() -> None:
-    """Whatever has a scheme, but file:// is a path; a path that only looks like a URL is one."""
-    assert all(map(is_url, ("s3://b/run", "gs://b", "memory://b/run", "S3://b")))
-    assert not any(map(is_url, ("run", "/data/run", "file:///data/run", "s3:/b/run", "C:\\run")))
+    """Whatever has a scheme, be it misspelt, but file:// is a path."""
+    assert all(map(is_url, ("s3://b/run", "gs://b", "memory://b/run", "S3://b", Path("s3://b/run"), "zip::s3://b/run")))
+    assert not any(map(is_url, ("run", "/data/run", "file:///data/run", "./s3:/b", "C:\\run", "C:/run", "a::b", "a:b")))
     assert local_path("file:///data/my%20run") == Path("/data/my run")
+    assert local_path("FILE://localhost/run") == Path("/run")
     assert local_path("run") == Path("run")
+
+
+@pytest.mark.parametrize("url", ["file://", "file://data/run", "file:///run?x", "file:///run#1"])
+def test_local_urls_that_are_refused(url: str) -> None:
+    """What would be another directory than the one meant."""
+    with pytest.raises(UsageError, match="not the URL of a local file; write file:///path, or the path"):
+        local_path(url)
+
+
+def test_a_scheme_is_in_small_letters() -> None:
+    """However it was given, so that all means of naming a dataset come to the same name."""
+    assert ObjectStore("S3://Bucket/Run/").url == "s3://Bucket/Run"
+    assert ObjectStore("Memory://x").list() == {}
 
 
 def test_created_once(store: ObjectStore) -> None:
@@ -59,6 +77,26 @@ def test_listed_anew_each_time(store: ObjectStore) -> None:
     ObjectStore(store.url).create("data/a", b"")
     assert store.list("data") == {"data/a": 0, "data/b": 2}
     assert (store.size("data/a"), store.read("data/a", 10)) == (0, b"")
+
+
+def test_folders_are_no_objects(store: ObjectStore) -> None:
+    """Consoles make empty ones that end in a slash; an object with content is one, whatever it is called."""
+    system, root = store._connect()
+    for name in ("", "data/", "data/deep/"):
+        put(system, f"{root}/{name}", b"")
+    store.create("data/a", b"")
+    put(system, f"{root}/odd/", b"content")
+    assert store.list() == {"data/a": 0, "odd/": 7}
+    assert store.list("data") == {"data/a": 0}
+
+
+def put(system: Any, path: str, content: bytes) -> None:
+    """An object of exactly this name, which fsspec's own ways would shorten."""
+    if hasattr(system, "call_s3"):
+        bucket, _, key = path.partition("/")
+        system.call_s3("put_object", Bucket=bucket, Key=key, Body=content)
+    else:
+        system.store[path] = MemoryFile(system, path, content)
 
 
 def test_uploaded_and_downloaded(store: ObjectStore, tmp_path: Path) -> None:
@@ -135,6 +173,12 @@ def test_what_is_not_there(
         ("s3://bucket//run", "empty part"),
         ("s3://bucket/../run", "empty part"),
         ("bucket/run", "not a URL of object storage"),
+        ("s3://", r"names no bucket; write s3://BUCKET/run"),
+        ("GS:///run", r"names no bucket; write GS://BUCKET/run"),
+        ("abfs:///a/b", r"names no bucket; write abfs://BUCKET/a/b"),
+        ("s3:/user:hunter2@bucket/run", r"^s3:/\.\.\.: this URL has lost a slash; write s3://, or \./s3:/"),
+        ("simplecache::s3://user:hunter2@bucket/run", r"^simplecache::\.\.\.: a chain of storages is refused"),
+        ("s3://bucket/a\nb", "has a line break or another invisible character"),
     ],
 )
 def test_urls_that_are_refused(url: str, says: str) -> None:
@@ -146,12 +190,66 @@ def test_urls_that_are_refused(url: str, says: str) -> None:
 
 @pytest.mark.parametrize(
     ("url", "says"),
-    [("gs://bucket/run", "pip install gcsfs"), ("nope://bucket/run", "is nope:// right?")],
+    [
+        ("gs://bucket/run", "pip install gcsfs"),
+        ("abfs://bucket/run", "pip install adlfs"),
+        ("abfss://bucket/run", "pip install adlfs"),  # which makes this scheme known
+        ("nope://bucket/run", "is nope:// right?"),
+        ("dir://x", "is dir:// right?"),
+        ("zip://a.zip", "is zip:// right?"),
+        ("ftp://127.0.0.1:9/x", "Connection refused; is ftp:// right?"),
+        ("reference://x", "is reference:// right?"),
+    ],
 )
-def test_packages_that_are_missing(url: str, says: str) -> None:
-    """The error says what to install."""
-    with pytest.raises(UsageError, match=says):
+def test_storages_that_cannot_be_used(url: str, says: str) -> None:
+    """The error says what to install, or what the storage said, in whatever way it did."""
+    with pytest.raises(UsageError, match=says) as refused:
         ObjectStore(url).list()
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("scheme", ["s3", "S3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory"])
+def test_where_datasets_can_be_written(scheme: str) -> None:
+    """Storages that create an object only where there is none."""
+    assert output_store(f"{scheme}://bucket/run").url == f"{scheme.lower()}://bucket/run"
+
+
+@pytest.mark.parametrize(
+    "scheme", ["http", "https", "ftp", "sftp", "hdfs", "hf", "dir", "zip", "local", "data", "nope"]
+)
+def test_where_they_cannot(scheme: str) -> None:
+    """Told before anything is asked for, with those that can."""
+    with pytest.raises(
+        UsageError, match=f"^{scheme}://host/run: no dataset can be written there.*s3://, .*gs://, .*az:"
+    ):
+        output_store(f"{scheme}://host/run")
+
+
+def test_a_web_server(tmp_path: Path) -> None:
+    """Is listed, with sizes, and read; one that knows no ranges says so, and nothing is written."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/a b.jsonl").write_bytes(b"content")
+    handler = partial(SilentHandler, directory=tmp_path)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever).start()
+        store = ObjectStore(f"http://127.0.0.1:{server.server_port}")
+        try:
+            assert list(store.list().values()) == [7]
+            assert store.read("data/a%20b.jsonl", 7) == b"content"
+            assert not store.exists("data/b")
+            with pytest.raises(Unreadable, match="comes whole, whatever part is asked for"):
+                store.read_range("data/a%20b.jsonl", 2, 4)
+            with pytest.raises(DatasetError, match="cannot be written"):
+                store.create("x", b"")
+        finally:
+            server.shutdown()
+
+
+class SilentHandler(SimpleHTTPRequestHandler):
+    """Python's own server of a directory."""
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Nothing."""
 
 
 def test_a_bucket_that_is_missing(bucket: str) -> None:

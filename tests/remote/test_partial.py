@@ -11,9 +11,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from models.disk import largest_file
 from models.storage import send
 
-from rollgen.errors import DatasetError, MissingFile
+from rollgen.errors import DatasetError, MissingFile, Unreadable
 from rollgen.format.journal import JournalLine, file_sha256
 from rollgen.format.reader import open_dataset, open_shard, read_columns, read_row_group, stored_keys
 from rollgen.remote import partial
@@ -176,6 +177,15 @@ def test_an_object_that_is_not_there(tmp_path: Path, store: ObjectStore, line: J
     with pytest.raises(MissingFile, match=f"^{store.url}/{NAME}: "):
         fetch_columns(store, line, ["sample_index"], tmp_path / "part")
     assert not (tmp_path / "part").exists()
+
+
+def test_a_full_disk(tmp_path: Path, store: ObjectStore, line: JournalLine) -> None:
+    """The local place is named, and not the URL, which is sound."""
+    with (
+        largest_file(1_000),
+        pytest.raises(Unreadable, match=rf"^{tmp_path}: cannot keep what is fetched here: File too large; make room"),
+    ):
+        fetch_columns(store, line, ["sample_index"], tmp_path / "part")
 
 
 def test_large_stretches_come_in_pieces(

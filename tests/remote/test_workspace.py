@@ -4,29 +4,33 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from rollgen.directory import clean_directory
-from rollgen.errors import DatasetError, ResumeRefused, UsageError
+from rollgen.errors import DatasetError, MissingFile, ResumeRefused, Unreadable, UsageError
 from rollgen.format.commit import WHOLE, Holder, Part, WriterSlot
+from rollgen.format.done import PlannedKeys, PlannedSamples, Problem
 from rollgen.format.failures import FailureLog
-from rollgen.format.journal import list_shards, read_journal
+from rollgen.format.journal import JournalLine, list_shards, read_journal
 from rollgen.format.jsonlines import encode_line
 from rollgen.format.manifest import Manifest, create_manifest
-from rollgen.format.reader import KEY_COLUMNS, open_dataset, open_shard, read_row_group, stored_keys
+from rollgen.format.reader import KEY_COLUMNS, open_dataset, open_shard, read_row_group, stored_keys, verify_shard
 from rollgen.format.recovery import recover_shards
 from rollgen.format.writer import ShardWriter
 from rollgen.inspect.card import refresh_card
 from rollgen.remote import lease
+from rollgen.remote import workspace as workspace_module
 from rollgen.remote.lease import Sign
 from rollgen.remote.objects import ObjectStore
-from rollgen.remote.workspace import Workspace, glimpse
+from rollgen.remote.workspace import Workspace, glimpse, workspace_directory
 
 
 @pytest.fixture
@@ -35,9 +39,28 @@ def store() -> ObjectStore:
 
 
 @pytest.fixture
-def workspace(store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workspace]:
+def notes() -> list[str]:
+    """What the user is told."""
+    return []
+
+
+def anything(directory: Path) -> Problem:
+    """Every row is of the dataset."""
+    return lambda table: None
+
+
+def some_samples(problem: Problem = lambda table: None) -> PlannedSamples:
+    """Two samples of each of ten prompts are planned."""
+    offsets = np.arange(0, 22, 2)
+    return PlannedSamples(PlannedKeys(offsets, lambda indices: pa.array([f"p{index}" for index in indices]), problem))
+
+
+@pytest.fixture
+def workspace(
+    store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]
+) -> Iterator[Workspace]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    with Workspace(store.url, "w0", note=lambda text: None) as workspace:
+    with Workspace(store.url, "w0", clean=True, note=notes.append, problem_in=anything) as workspace:
         yield workspace
 
 
@@ -74,6 +97,14 @@ def test_a_commit(filled: Workspace, store: ObjectStore) -> None:
     assert list_shards(filled.directory) == []
 
 
+def test_a_commit_that_is_there_is_not_made_again(filled: Workspace, store: ObjectStore) -> None:
+    """Asked again, as by a slot whose own journal could not be written for lack of room."""
+    before = store.list()
+    filled.commit(read_journal(filled.directory).committed["part-w0-000001.parquet"])
+    assert store.list() == before
+    assert filled.next_number == 2
+
+
 def test_columns_are_here_meanwhile(filled: Workspace) -> None:
     """As shards of the dataset, of which everything else is not there, and never reads as zeros."""
     with filled.present(KEY_COLUMNS):
@@ -104,6 +135,260 @@ def test_cleared(filled: Workspace, store: ObjectStore) -> None:
         filled.clear()
     assert store.list().keys() == {"journal/w0.lock", "notes.txt"}
     assert filled.next_number == 2
+
+
+def test_fences_of_all_times_stay(
+    filled: Workspace, store: ObjectStore, make_manifest: Callable[..., Manifest]
+) -> None:
+    """Whatever only retires shards keeps writers away that may come back after more than one replacement."""
+    lost = JournalLine("part-w0-000007.parquet", 0, "", "", 0, 0, 0, retired=True)
+    both = encode_line(next(iter(read_journal(filled.directory).committed.values()))) + encode_line(lost)
+    store.create("journal/w0-000007.jsonl", encode_line(lost))
+    store.create("journal/w0-000008.jsonl", both)
+    for _ in range(2):
+        clear(filled)
+        assert [name for name in store.list("journal") if name.endswith(".jsonl")] == ["journal/w0-000007.jsonl"]
+        store.create("rollgen.json", b"")
+
+
+def test_a_run_that_nobody_wants_to_replace(
+    filled: Workspace, store: ObjectStore, make_manifest: Callable[..., Manifest]
+) -> None:
+    """One that was not seen at the start, though it was there, is not removed."""
+    filled._clean = False
+    before = store.list()
+    with pytest.raises(ResumeRefused, match="a run has appeared there"):
+        clear(filled)
+    assert {name: size for name, size in store.list().items() if not name.endswith(".lock")} == {
+        name: size for name, size in before.items() if not name.endswith(".lock")
+    }
+
+
+def test_a_manifest_that_is_listed_and_not_found(
+    filled: Workspace, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That is an error of the storage, and not the lack of a dataset, which a new one would replace."""
+
+    def info(store: ObjectStore, name: str) -> dict[str, Any]:
+        raise MissingFile(name)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ObjectStore, "_info", info)
+        with pytest.raises(MissingFile, match=r"rollgen\.json"):
+            filled._mirror.pull_shared()
+    assert (filled.directory / "rollgen.json").exists()
+
+
+def test_a_shard_that_is_not_found_once(
+    filled: Workspace, store: ObjectStore, make_manifest: Callable[..., Manifest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is listed, so that it is asked for again; nothing is retired."""
+    errors = once(monkeypatch, lambda name: MissingFile(name))
+    recover(filled, make_manifest())
+    assert errors == ["data/part-w0-000000.parquet"]
+    assert len(read_journal(filled.directory).committed) == 2
+
+
+def test_a_shard_that_is_listed_and_never_found(
+    filled: Workspace, make_manifest: Callable[..., Manifest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is known about it: nothing changes."""
+    once(monkeypatch, lambda name: MissingFile(name), times=9)
+    with pytest.raises(Unreadable, match="it is listed"):
+        recover(filled, make_manifest())
+    assert len(read_journal(filled.directory).committed) == 2
+
+
+def test_a_shard_that_arrives_cut_short_once(
+    filled: Workspace, make_manifest: Callable[..., Manifest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is fetched again, and is sound."""
+    once(monkeypatch, lambda name: DatasetError(f"{name}: ends before byte 9"))
+    recover(filled, make_manifest())
+    assert len(read_journal(filled.directory).committed) == 2
+
+
+def once(monkeypatch: pytest.MonkeyPatch, error: Callable[[str], Exception], *, times: int = 1) -> list[str]:
+    """Requests for a part of the first shard fail, so many of them. Returns their names."""
+    real, failed = ObjectStore.read_range, []
+
+    def read_range(store: ObjectStore, name: str, start: int, stop: int) -> bytes:
+        if name.endswith("w0-000000.parquet") and len(failed) < times:
+            failed.append(name)
+            raise error(name)
+        return real(store, name, start, stop)
+
+    monkeypatch.setattr(ObjectStore, "read_range", read_range)
+    return failed
+
+
+def recover(
+    workspace: Workspace, manifest: Manifest, problem: Problem = lambda table: None, part: Part = WHOLE
+) -> tuple[PlannedSamples, tuple[str, ...]]:
+    """What is stored, and the findings."""
+    samples = some_samples(problem)
+    with WriterSlot(workspace.directory, "w0", part, remote=workspace) as slot:
+        return samples, recover_shards(slot, manifest.config_digest, samples)
+
+
+def make_waiting(workspace: Workspace, tmp_path: Path, manifest: Manifest, rows: Sequence[Any]) -> None:
+    """A shard with these rows waits to be sent."""
+    with (
+        WriterSlot(tmp_path / "made", "w0") as slot,
+        ShardWriter(slot, manifest, commit_interval=math.inf, max_buffer_bytes=1 << 30) as writer,
+    ):
+        for row in rows:
+            writer.add(row)
+    (tmp_path / "made/data/part-w0-000000.parquet").rename(workspace.directory / "data/part-w0-000002.parquet")
+
+
+@pytest.mark.parametrize(("part", "sent"), [(WHOLE, [0, 1, 2, 3, 4, 5]), (Part(1, 2), [0, 1, 2, 3, 5])], ids=str)
+def test_what_waits_is_stored_in_part(
+    filled: Workspace,
+    store: ObjectStore,
+    tmp_path: Path,
+    make_manifest: Callable[..., Manifest],
+    make_completion: Callable[..., Any],
+    part: Part,
+    sent: list[int],
+) -> None:
+    """Others have made some of it: the rest, of this writer's part, is a shard of its own, in order."""
+    make_waiting(filled, tmp_path, make_manifest(), [make_completion(prompt) for prompt in (1, 3, 4, 5)])
+    samples, [finding] = recover(filled, make_manifest(), part=part)
+    assert (np.flatnonzero(samples.done[0]) // 2).tolist() == sent
+    assert finding.endswith(f"without {8 - len(sent)} of 4 samples, which are stored already")
+    new = tmp_path / "new.parquet"
+    store.download("data/part-w0-000002.parquet", new)
+    line = read_journal(filled.directory).committed["part-w0-000002.parquet"]
+    verify_shard(new, line=line, config_digest=make_manifest().config_digest)
+    assert line.rows == len(sent) - 4
+    assert recover(filled, make_manifest())[1] == ()
+
+
+def test_all_that_waits_is_stored(
+    filled: Workspace,
+    store: ObjectStore,
+    tmp_path: Path,
+    make_manifest: Callable[..., Manifest],
+    make_completion: Callable[..., Any],
+) -> None:
+    """It is not needed any more."""
+    make_waiting(filled, tmp_path, make_manifest(), [make_completion(prompt) for prompt in (1, 3)])
+    before = store.list()
+    _, [finding] = recover(filled, make_manifest())
+    assert finding.endswith("all of it has been stored since")
+    assert list_shards(filled.directory) == []
+    assert store.list().keys() == before.keys()
+
+
+def test_what_waits_is_of_another_dataset(
+    filled: Workspace,
+    store: ObjectStore,
+    tmp_path: Path,
+    make_manifest: Callable[..., Manifest],
+    make_completion: Callable[..., Any],
+) -> None:
+    """The ids are right and the prompts are not. It is kept where a start and an end remove nothing."""
+    make_waiting(filled, tmp_path, make_manifest(), [make_completion(4, prompt="before")])
+    before = store.list()
+
+    def problem(table: pa.Table) -> str | None:
+        return "row 0: prompt is not the plan's" if "before" in table["prompt"].to_pylist() else None
+
+    samples, [finding] = recover(filled, make_manifest(), problem)
+    assert not samples.done[0][8]
+    assert store.list().keys() == before.keys()
+    kept = Path(finding.rpartition(" ")[2])
+    assert "prompt is not the plan's: it is of another dataset" in finding
+    assert kept.exists()
+    assert not kept.is_relative_to(filled.directory)
+
+
+def test_an_outage(
+    filled: Workspace,
+    store: ObjectStore,
+    notes: list[str],
+    make_manifest: Callable[..., Manifest],
+    make_completion: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A commit is tried until the storage is back; the user is told once, and more is added meanwhile."""
+    monkeypatch.setattr(workspace_module, "_PAUSES", (0.01, 0.02))
+    tries = failing_uploads(monkeypatch, 3)
+    with (
+        WriterSlot(filled.directory, "w0", WHOLE, remote=filled) as slot,
+        ShardWriter(slot, make_manifest(), commit_interval=1e-9) as writer,
+    ):
+        for prompt in range(4, 8):
+            writer.add(make_completion(prompt))
+            writer.tick()
+        assert not writer.committed  # and nobody waits for it
+    assert len(tries) >= 4
+    assert [note for note in notes if "is tried again for 300 s" in note] == notes
+    assert len(notes) == 1
+    assert sum(line.rows for line in writer.committed) == 4
+
+
+@pytest.mark.parametrize("ended", ["given up", "too long"])
+def test_an_outage_that_lasts(
+    filled: Workspace,
+    notes: list[str],
+    make_manifest: Callable[..., Manifest],
+    make_completion: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    ended: str,
+) -> None:
+    """The run ends with the storage's error, at once when somebody wants that, and all that was added waits here."""
+    monkeypatch.setattr(workspace_module, "OUTAGE_SECONDS", 0.2 if ended == "too long" else 300)
+    monkeypatch.setattr(workspace_module, "_PAUSES", (0.05, 0.05) if ended == "too long" else (60, 60))
+    failing_uploads(monkeypatch, 10**6)
+    manifest = make_manifest()
+    with pytest.raises(DatasetError, match="no storage"), WriterSlot(filled.directory, "w0", remote=filled) as slot:
+        sample_until_it_raises(slot, manifest, map(make_completion, range(4, 10)), filled, give_up=ended == "given up")
+    assert len(notes) <= 1
+    monkeypatch.undo()
+    samples, findings = recover(filled, manifest)
+    assert samples.done[0][::2].all()
+    assert len(findings) >= 1
+
+
+def sample_until_it_raises(
+    slot: WriterSlot, manifest: Manifest, rows: Iterator[Any], workspace: Workspace, *, give_up: bool
+) -> None:
+    with ShardWriter(slot, manifest, commit_interval=1e-9) as writer:
+        for row in rows:
+            writer.add(row)
+            writer.tick()
+        if give_up:
+            workspace.give_up()
+
+
+def failing_uploads(monkeypatch: pytest.MonkeyPatch, times: int) -> list[str]:
+    """So many uploads fail. Returns the names that were tried."""
+    real, tried = ObjectStore.upload, []
+
+    def upload(store: ObjectStore, path: Path, name: str, sha256: str) -> None:
+        tried.append(name)
+        if len(tried) <= times:
+            raise DatasetError("no storage")
+        real(store, path, name, sha256)
+
+    monkeypatch.setattr(ObjectStore, "upload", upload)
+    return tried
+
+
+def test_workspaces_of_two_storages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The same URL at another endpoint is another dataset; Amazon is one, whatever the region."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    endpoints = ["http://one:9000", "http://two:9000", "https://s3.eu-west-1.amazonaws.com", "https://s3.amazonaws.com"]
+    places = []
+    for endpoint in endpoints:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        places.append(workspace_directory("s3://bucket/run", "w0"))
+    assert len(set(places)) == 3
+    assert places[2] == places[3]
 
 
 def take_over(store: ObjectStore, name: str) -> None:
@@ -162,10 +447,10 @@ def test_recovery_sends_what_waits_under_the_numbers_of_its_commits(
         store.delete(name)
     for number, content in ((2, b"damaged"), (3, shard)):
         (filled.directory / f"data/part-w0-{number:06d}.parquet").write_bytes(content)
-    marked: list[int] = []
+    samples = some_samples()
     with WriterSlot(filled.directory, "w0", WHOLE, remote=filled) as slot:
-        recover_shards(slot, make_manifest().config_digest, lambda keys, place: marked.extend(keys.prompt_index))
-    assert marked == [2, 3]
+        recover_shards(slot, make_manifest().config_digest, samples)
+    assert np.flatnonzero(samples.done[0]).tolist() == [4, 6]  # sample 0 of prompts 2 and 3
     assert store.list("data").keys() == {"data/part-w0-000004.parquet"}
     journal = read_journal(filled.directory)
     assert journal.committed.keys() == {"part-w0-000004.parquet"}
@@ -196,7 +481,7 @@ def test_no_room_for_a_workspace(
         (tmp_path / "file").touch()
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(UsageError, match="name another place in XDG_CACHE_HOME"):
-        Workspace(store.url, "w0", note=lambda text: None).__enter__()
+        Workspace(store.url, "w0", note=print, problem_in=anything).__enter__()
     assert store.list() == {}
 
 

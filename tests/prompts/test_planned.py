@@ -19,8 +19,8 @@ from rollgen.format.columns import build_table
 from rollgen.format.retries import RetryList
 from rollgen.format.schema import shard_schema
 from rollgen.prompts.plan import Plan, PlanWriter
+from rollgen.prompts.planned import Keys, Planned, check_planless
 from rollgen.rollouts import Completion, Prompt, Sampling, sample_seed
-from rollgen.verify.planned import Keys, Planned, check_planless
 from rollgen.verify.rows import Violation
 
 MakeCompletion = Callable[..., Completion]
@@ -75,7 +75,7 @@ def check(planned: Planned, rows: Sequence[Completion]) -> list[tuple[str, int, 
 
 
 def problems(planned: Planned, rows: Sequence[Completion]) -> list[Violation]:
-    return list(planned.check(build_table(rows, SCHEMA)))
+    return list(itertools.starmap(Violation.of_rows, planned.check(build_table(rows, SCHEMA))))
 
 
 KEYS = [(0, 0), (0, 1), (1, 0), (2, 1), (4, 0), (5, 2), (6, 0), (6, 1)]
@@ -282,6 +282,7 @@ def test_without_a_plan_numbers_derive_from_ids(row: Callable[..., Completion]) 
     wrong = replace(row(0), prompt_id="b", prompt_index=7299139317422481125)
     table = build_table([*right, wrong, *right, wrong], SCHEMA)
     text = "prompt_index is not the number of its prompt_id"
-    assert list(check_planless(table)) == [Violation("mismatch", len(right), None, text, 2)]
+    (mismatch,) = check_planless(table)
+    assert Violation.of_rows(*mismatch) == Violation("mismatch", len(right), None, text, 2)
     assert list(check_planless(table.slice(0, len(right)))) == []
     assert list(check_planless(table.slice(0, 0))) == []

@@ -7,20 +7,21 @@ sampling parameters, the seed that the hash of section 9 of `schema/SPEC.md` giv
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rollgen.format.retries import RetryList
+from rollgen.format.manifest import read_manifest
+from rollgen.format.retries import RetryList, read_retries
 from rollgen.format.row_groups import RowGroupCache
+from rollgen.format.schema import PLAN_FILE
 from rollgen.prompts.plan import Plan
 from rollgen.prompts.single import id_number
 from rollgen.rollouts import sample_seed
-from rollgen.verify.rows import Violation
 
 if TYPE_CHECKING:
     from rollgen.rollouts import Int64Array
@@ -71,6 +72,16 @@ class Keys(NamedTuple):
         return step
 
 
+class Mismatch(NamedTuple):
+    """One way in which some rows of a table are not what was asked for."""
+
+    kind: Literal["unplanned", "mismatch", "seed"]
+    bad: Bools
+    """bool [N], true at least once."""
+    problem: str
+    """Of the first of them."""
+
+
 class Planned:
     """What was asked for, row groups of the plan at hand as they are needed.
 
@@ -86,19 +97,30 @@ class Planned:
         self._starts = plan.group_starts()
         self._groups = RowGroupCache(plan.group)
 
-    def check(self, table: pa.Table) -> Iterator[Violation]:
+    @classmethod
+    def of_dataset(cls, directory: Path) -> Self:
+        """Of the dataset in a directory. Raises DatasetError when its manifest, plan or retry lists are damaged."""
+        return cls(Plan(directory / PLAN_FILE), read_retries(directory, read_manifest(directory)))
+
+    def check(self, table: pa.Table) -> Iterator[Mismatch]:
         """What is wrong with rows of a shard, as far as the plan knows."""
         keys = Keys.of(table)
         known = self.is_planned(keys) | (self._is_in_plan(keys) & (keys.generation > len(self.retries)))
         if not known.all():
             row = int(known.argmin())
-            yield Violation.of_rows("unplanned", ~known, f"{keys.name(row)} is not in the plan")
+            yield Mismatch("unplanned", ~known, f"{keys.name(row)} is not in the plan")
         rows = np.flatnonzero(known)
         if not rows.size:
             return
         stored = table if known.all() else table.take(rows)
-        for violation in self._check_known(stored, keys.take(rows)):
-            yield replace(violation, row=int(rows[violation.row]))
+        for mismatch in self._check_known(stored, keys.take(rows)):
+            bad = np.zeros(len(table), np.bool_)
+            bad[rows] = mismatch.bad
+            yield mismatch._replace(bad=bad)
+
+    def problem(self, table: pa.Table) -> str | None:
+        """The first thing that is wrong with them, and where."""
+        return first_problem(self.check(table))
 
     def is_planned(self, keys: Keys) -> Bools:
         """bool [N]: which rows were asked for. A skipped row of the input has no samples."""
@@ -124,24 +146,24 @@ class Planned:
         found[found] = listed[places[found]] == numbers[found]
         return np.where(found, places, -1)
 
-    def _check_known(self, table: pa.Table, keys: Keys) -> Iterator[Violation]:
+    def _check_known(self, table: pa.Table, keys: Keys) -> Iterator[Mismatch]:
         planned = self._rows(keys.prompt_index)
         for name in _COMPARED:
             bad = _differ(table[name], planned[name])
             if bad.any():
-                yield Violation.of_rows("mismatch", bad, f"{name} is not the plan's")
+                yield Mismatch("mismatch", bad, f"{name} is not the plan's")
         for name in _SAMPLING:
             stored = table[name].to_numpy()
             with np.errstate(over="ignore"):  # what is too large for a row's type is not what the row holds
                 bad = stored != planned[name].to_numpy().astype(stored.dtype)
             if bad.any():
                 row = int(bad.argmax())
-                yield Violation.of_rows("mismatch", bad, f"{name} is {stored[row]}, the plan says {planned[name][row]}")
+                yield Mismatch("mismatch", bad, f"{name} is {stored[row]}, the plan says {planned[name][row]}")
         stored, wanted = table["max_tokens"].to_numpy(), self._max_tokens(planned, keys)
         bad = (stored != wanted) & (wanted >= 0)
         if bad.any():
             row = int(bad.argmax())
-            yield Violation.of_rows("mismatch", bad, f"max_tokens is {stored[row]}, {wanted[row]} was asked for")
+            yield Mismatch("mismatch", bad, f"max_tokens is {stored[row]}, {wanted[row]} was asked for")
         yield from _check_seeds(table, planned["seed"].to_pylist())
 
     def _max_tokens(self, planned: pa.Table, keys: Keys) -> npt.NDArray[np.int32]:
@@ -165,23 +187,26 @@ class Planned:
         return table.take(prompt_index - self._starts[groups] + starts[at])
 
 
-def check_planless(table: pa.Table) -> Iterator[Violation]:
+def check_planless(table: pa.Table) -> Iterator[Mismatch]:
     """Without a plan a row's `prompt_index` derives from its id."""
     ids = table["prompt_id"].combine_chunks().dictionary_encode()
     numbers = np.array([id_number(prompt_id) for prompt_id in ids.dictionary.to_pylist()], np.int64)
     bad = table["prompt_index"].to_numpy() != numbers[ids.indices.to_numpy()]
     if bad.any():
-        yield Violation.of_rows("mismatch", bad, "prompt_index is not the number of its prompt_id")
+        yield Mismatch("mismatch", bad, "prompt_index is not the number of its prompt_id")
 
 
-def _check_seeds(table: pa.Table, seeds: Sequence[int]) -> Iterator[Violation]:
+def first_problem(mismatches: Iterator[Mismatch]) -> str | None:
+    """In words, with its row; None when there is none."""
+    return next((f"row {int(bad.argmax())}: {problem}" for _, bad, problem in mismatches), None)
+
+
+def _check_seeds(table: pa.Table, seeds: Sequence[int]) -> Iterator[Mismatch]:
     rows = zip(seeds, table["prompt_id"].to_pylist(), table["sample_index"].to_pylist(), strict=True)
     wanted = np.array([sample_seed(*row) for row in rows], np.int64)
     bad = table["seed"].to_numpy() != wanted
     if bad.any():
-        yield Violation.of_rows(
-            "seed", bad, f"the seed is not {wanted[bad.argmax()]}, the hash that the plan's seed gives"
-        )
+        yield Mismatch("seed", bad, f"the seed is not {wanted[bad.argmax()]}, the hash that the plan's seed gives")
 
 
 def _differ(stored: pa.ChunkedArray, planned: pa.ChunkedArray) -> Bools:
