@@ -25,6 +25,7 @@ venv: $(VENV)/.made
 # The lock file pins every package of the CPU environment. Torch's CPU build comes first, from wherever it is to be had:
 # the plain index has only the CUDA build, several gigabytes of it.
 $(VENV)/.made: requirements-cpu.lock pyproject.toml
+	@echo "installing the packages into $(VENV): 2-3 minutes"
 	$(PYTHON) -m venv $(VENV)
 	torch=$$(grep '^torch==' requirements-cpu.lock); \
 	$(PIP) install --no-deps "$$torch" 2>/dev/null || $(PIP) install --no-deps --index-url $(TORCH_INDEX) "$$torch"

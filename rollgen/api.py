@@ -14,7 +14,7 @@ from rollgen.format.manifest import Manifest
 from rollgen.inspect.card import refresh_card
 from rollgen.loop import run
 from rollgen.loop.place import Place
-from rollgen.loop.report import Reporter, RunStats
+from rollgen.loop.report import Phase, Reporter, RunStats
 from rollgen.preflight import Preflight
 from rollgen.rollout_writer import Prompts, prompt_inputs
 
@@ -63,7 +63,7 @@ def generate(
 class LoggingReporter:
     """`loop.report.Reporter` that tells the logger `rollgen`, which a program shows as it likes."""
 
-    def phase(self, name: str) -> None:
+    def phase(self, name: Phase) -> None:
         """See `loop.report.Reporter`; so below."""
         _LOG.info("phase: %s", name)
 
@@ -73,7 +73,7 @@ class LoggingReporter:
     def note(self, message: str) -> None:
         _LOG.warning("%s", message)
 
-    def started(self, place: Place, preflight: Preflight, manifest: Manifest) -> None:
+    def started(self, place: Place, preflight: Preflight, manifest: Manifest, stats: RunStats) -> None:
         _LOG.info(
             "%s (%s), capture %s: %d samples of %d prompts to %s",
             manifest.model.name,

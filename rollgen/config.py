@@ -92,7 +92,11 @@ class RunConfig(BaseModel):
         1, ge=1, le=INT32_MAX, description="Samples per prompt."
     )
     seed: Annotated[int, Key("identity", panel="Sampling")] = Field(
-        0, ge=0, lt=2**63, description="Run seed; each sample's own seed is a hash of it, the prompt id and k."
+        0,
+        ge=0,
+        lt=2**63,
+        description="Seed of the run. Sample k of a prompt (0 to n - 1) has a seed of its own: a hash of this one, the "
+        "prompt's id and k.",
     )
     stop: Annotated[tuple[str, ...], Key("identity", panel="Sampling")] = Field(
         (), description="Stop string (repeatable)."
@@ -108,7 +112,9 @@ class RunConfig(BaseModel):
     )
 
     capture: Annotated[Capture, Key("identity", panel="Capture")] = Field(
-        "auto", description="How supports are read: native masks, logprobs, or auto: native where the engine can."
+        "auto",
+        description="How supports (the ids of sampling masks) are read: native masks, logprobs, or auto: native where "
+        "the engine can.",
     )
     support_logprobs: Annotated[bool, Key("identity", panel="Capture")] = Field(
         False, description="Also store the log-probability of every id of the support (about 4 bytes an id)."
@@ -152,7 +158,7 @@ class RunConfig(BaseModel):
         False, description="Spread experts over the GPUs instead of cutting each."
     )
     max_num_seqs: Annotated[int | None, Key("operational", panel="Engine")] = Field(
-        None, ge=1, description="Requests in a batch at most. Default: 64 on a CPU, 256 a server, else vLLM's."
+        None, ge=1, description="Requests in a batch at most. Default: 64 on a CPU, 256 for each server, else vLLM's."
     )
     gpu_memory_utilization: Annotated[float, Key("operational", panel="Engine")] = Field(
         0.9, gt=0, le=1, description="Share of the GPU memory that vLLM may use."

@@ -148,7 +148,9 @@ def extra_needed(extra: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        raise UsageError(f"{error.name} is not installed: pip install 'rollgen[{extra}]'") from error
+        raise UsageError(
+            f"{error.name} is not installed: pip install -e '.[{extra}]' in the clone of rollgen"
+        ) from error
 
 
 def _check_server_settings(config: RunConfig) -> None:

@@ -63,6 +63,12 @@ def test_help_lists_every_exit_code() -> None:
 @pytest.mark.parametrize(("number", "name"), [(2, "SIGINT"), (15, "SIGTERM")])
 def test_interruption_names_its_signal(number: int, name: str) -> None:
     """And says what became of the work."""
-    error = Interrupted(number)
-    assert error.signal_number == number
-    assert str(error) == f"interrupted by {name}; finished samples are committed, --resume continues"
+    for stored, expected in (
+        (None, "finished samples are committed"),
+        (0, "no sample was finished, and nothing new is stored"),
+        (1, "1 finished sample is committed"),
+        (1234, "1,234 finished samples are committed"),
+    ):
+        error = Interrupted(number, stored)
+        assert error.signal_number == number
+        assert str(error) == f"interrupted by {name}; {expected}, --resume continues"

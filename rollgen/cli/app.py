@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
+from types import FrameType
 
 import typer
 from typer.exceptions import TyperException
@@ -15,6 +17,7 @@ from typer.exceptions import TyperException
 from rollgen import __version__
 from rollgen.cli.compact import compact
 from rollgen.cli.generate import generate
+from rollgen.cli.help import PlainCommand
 from rollgen.cli.inspect import inspect
 from rollgen.cli.repair import repair
 from rollgen.cli.status import status
@@ -25,14 +28,13 @@ app = typer.Typer(
     name="rollgen",
     help="Rollout datasets that keep the sampling mask of every token.",
     epilog=EXIT_CODES_HELP,
-    no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for _command in (generate, inspect, status, verify, repair, compact):
-    app.command(epilog=EXIT_CODES_HELP)(_command)
+    app.command(cls=PlainCommand, epilog=EXIT_CODES_HELP)(_command)
 
 
 def _print_version(wanted: bool) -> None:
@@ -48,26 +50,37 @@ def _root(
     pass
 
 
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends a command as Ctrl-C does: with one line, and everything is left in order."""
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise _Terminated
+
+
 def main() -> None:
     """Console entry point: run the command and exit with the code that `errors.py` documents."""
+    signal.signal(signal.SIGTERM, _terminate)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal that is not UTF-8 gets escapes, not a traceback
-    command = typer.main.get_command(app)
+    command, arguments = typer.main.get_command(app), sys.argv[1:]
     try:
-        _check_arguments(sys.argv[1:])
+        _check_arguments(arguments)
         # What `app()` does, but for its own ways with broken pipes and Ctrl-C.
-        with command.make_context("rollgen", sys.argv[1:]) as context:
+        with command.make_context("rollgen", [*arguments] or ["--help"]) as context:
             code = command.invoke(context)
         sys.stdout.flush()
     except typer.Exit as stop:
-        code = stop.exit_code
+        code = stop.exit_code if arguments else UsageError.exit_code  # nothing was asked: that shows help too
     except TyperException as error:
         code = _fail(error.format_message() if hasattr(error, "format_message") else str(error), 2)
     except RollgenError as error:
         code = _fail(str(error), error.exit_code)
+    except _Terminated:
+        code = _fail("interrupted", 128 + signal.SIGTERM)
     except KeyboardInterrupt:
-        code = _fail("interrupted", 130)
+        code = _fail("interrupted", 128 + signal.SIGINT)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader (`| head`) went away: not an error
         code = 0

@@ -18,7 +18,7 @@ def compact(
     shard_tokens: Annotated[
         int | None,
         typer.Option(
-            help="Generated tokens of a new shard, about. \\[8000000]", metavar="INTEGER", min=1, show_default=False
+            help="Generated tokens of a new shard, about. [8000000]", metavar="INTEGER", min=1, show_default=False
         ),
     ] = None,
     keep: Annotated[
@@ -27,8 +27,10 @@ def compact(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done; change nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> int:
-    """Rewrite many small shards as few, the samples of each prompt together. Every row is compared before the old files
-    go, and an interruption is finished by the same command. Not while a run writes there or a trainer reads."""
+    """Rewrite many small shards as few large ones.
+
+    The samples of each prompt come together. Every row is compared before the old files go, and an interruption is
+    finished by the same command. Not while a run writes there or a trainer reads."""
     import json
     from dataclasses import asdict
 

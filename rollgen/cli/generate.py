@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rollgen.cli.options import given, with_config_options
+from rollgen.errors import UsageError
 
 if TYPE_CHECKING:
     from rollgen.config import RunConfig
@@ -63,12 +64,17 @@ def generate(
     ] = False,
     **options: Any,
 ) -> int:
-    """Sample every prompt with vLLM and store token ids, logprobs and sampling masks as Parquet shards."""
+    """Sample every prompt with vLLM into a dataset.
+
+    What is stored is Parquet: token ids, logprobs, and the sampling mask of each token: the ids that survived top-k,
+    top-p and min-p."""
     from rollgen.config import load_config
     from rollgen.prompts.sources import default_stem
 
     run_config = load_config(given(options), config)
     place = out or f"{default_stem(files)}-rollouts"
+    if place.lower().startswith("memory://"):
+        raise UsageError(f"{place}: is gone when this command ends; give a directory, or a URL of object storage")
     command = _dry_run if dry_run else _run
     return command(files, run_config, place, as_json=as_json, resume=resume, clean=clean, retry=retry)
 
@@ -80,7 +86,7 @@ def _run(files: list[str], config: RunConfig, out: str, *, as_json: bool, **star
     from rollgen.loop.run import generate
     from rollgen.loop.stop import Interrupted
 
-    with ConsoleReporter(config.progress) as reporter:
+    with ConsoleReporter(config.progress, servers=len(config.server)) as reporter:
         try:
             stats = generate(files, config, out, reporter=reporter, make_crew=make_crew, **start)
         except Interrupted as stop:
@@ -125,8 +131,9 @@ def _dry_run(files: list[str], config: RunConfig, place: str, *, as_json: bool, 
     from rollgen.errors import DatasetError
     from rollgen.format.retries import read_retries
     from rollgen.inert import LINE, brief
-    from rollgen.inspect.estimate import estimate_run, free_space, removal
+    from rollgen.inspect.estimate import estimate_run, free_space, removal, stored_of
     from rollgen.inspect.status import run_status
+    from rollgen.loop.parts import part_of
     from rollgen.loop.retry import describe, select
     from rollgen.loop.run import Start
     from rollgen.prompts.plan import Plan
@@ -146,13 +153,16 @@ def _dry_run(files: list[str], config: RunConfig, place: str, *, as_json: bool, 
                 retries.append(selection.retries)
                 retried = len(selection.retries)
                 typer.echo(f"rollgen: {describe(selection, longer)}", err=True)
+        part, stored = part_of(config.shard), None if preflight.stored is None else run_status(out)
         estimate = estimate_run(
             Plan(preflight.plan_path),
             retries,
             support_logprobs=config.support_logprobs,
-            stored=None if preflight.stored is None else run_status(out),
+            stored=stored,
+            part=part,
+            done=None if stored is None else stored_of(out, part, stored, has_shards=not is_url(place)),
             free_bytes=None if is_url(place) else free_space(out),
         )
         removed = removal(out) if start["clean"] else None
-        print_dry_run(preflight, estimate, as_json=as_json, retried=retried, removed=removed)
+        print_dry_run(place, preflight, estimate, as_json=as_json, retried=retried, removed=removed)
     return 0

@@ -32,7 +32,10 @@ def inspect(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> int:
-    """Show what a dataset holds: config, counts, supports, logprobs, sizes. Also while a run is writing."""
+    """Show what a dataset holds, or one sample token by token.
+
+    Settings, counts, supports (the ids that each token was drawn from), logprobs, sizes. Also while a run is
+    writing."""
     check_dataset_directory(directory)
     if sample is not None:
         return _inspect_sample(directory, sample, at, as_json=as_json)

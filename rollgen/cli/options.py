@@ -38,9 +38,10 @@ def with_config_options(command: Callable[..., int]) -> Callable[..., int]:
 
 def check_dataset_directory(directory: Path) -> None:
     """Raise UsageError for what is no directory at all."""
-    if _URL.match(str(directory)):
+    if (url := _URL.match(str(directory))) is not None:
         raise UsageError(
-            f"{directory}: is in object storage; copy it here (for S3: `aws s3 sync URL DIRECTORY`), and give the copy"
+            f"{url[0]}/{str(directory)[url.end() :]}: is in object storage; copy it here (for S3: `aws s3 sync URL "
+            "DIRECTORY`), and give the copy"
         )
     if not directory.is_dir():
         raise UsageError(f"{directory}: not a directory; name the one that holds rollgen.json")
@@ -69,8 +70,8 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
 
 
 def _help(field: FieldInfo) -> str:
-    plain_default = field.default not in (None, (), False) and field.default != {}
-    return f"{field.description}" + (f" \\[{field.default}]" if plain_default else "")
+    is_told = field.default is None or isinstance(field.default, bool | tuple | dict)  # or there is none
+    return f"{field.description}" if is_told else f"{field.description} [{field.default}]"
 
 
 def _metavar(name: str, field: FieldInfo) -> str:

@@ -14,21 +14,24 @@ from rich.text import Text
 from rollgen.format.layout import CARD_FILE
 from rollgen.inert import LINE, brief
 from rollgen.inspect.card import refresh_card, write_card
+from rollgen.inspect.terminal import counted
 
 if TYPE_CHECKING:
     from rollgen.format.manifest import Manifest
     from rollgen.loop.place import Place
-    from rollgen.loop.report import RunStats
+    from rollgen.loop.report import Phase, RunStats
     from rollgen.preflight import Preflight
 
 LOG_SECONDS = 10.0
 _PHASES = {"check": "checking prompts", "load": "loading the model", "generate": "sampling"}
+"""But for `probe`."""
 
 
 class ConsoleReporter:
     """`loop.report.Reporter` on stderr. Use as a context manager."""
 
-    def __init__(self, style: Literal["auto", "bar", "log", "none"]) -> None:
+    def __init__(self, style: Literal["auto", "bar", "log", "none"], *, servers: int = 0) -> None:
+        """`servers`: how many the run has."""
         self._console = Console(stderr=True)
         self._style = ("bar" if self._console.is_terminal else "log") if style == "auto" else style
         self._bar = Progress(
@@ -42,6 +45,8 @@ class ConsoleReporter:
         )
         self._task: TaskID | None = None
         self._last_log = 0.0
+        self._is_sampling = False
+        self._servers = servers
 
     def __enter__(self) -> Self:
         if self._style == "bar":
@@ -52,13 +57,15 @@ class ConsoleReporter:
         if self._style == "bar":
             self._bar.stop()
 
-    def phase(self, name: str) -> None:
+    def phase(self, name: Phase) -> None:
         """See `loop.report.Reporter`; so below."""
+        self._is_sampling = name == "generate"
+        description = f"probing {counted(self._servers, 'server')}" if name == "probe" else _PHASES[name]
         if self._style == "log":
-            self._print(_PHASES[name])
+            self._print(description)
         if self._task is not None:
             self._bar.remove_task(self._task)
-        self._task = self._bar.add_task(_PHASES[name], total=None, figures="")
+        self._task = self._bar.add_task(description, total=None, figures="")
 
     def checked(self, prompts: int) -> None:
         if self._task is not None:
@@ -68,18 +75,21 @@ class ConsoleReporter:
         if self._style != "none":
             self._print(message)
 
-    def started(self, place: Place, preflight: Preflight, manifest: Manifest) -> None:
+    def started(self, place: Place, preflight: Preflight, manifest: Manifest, stats: RunStats) -> None:
         if place.remote is None and not (place.directory / CARD_FILE).exists():
             write_card(place.directory)  # measuring all of it again can wait for the end
-        self.note(
-            f"{manifest.model.name} ({manifest.model.dtype}), capture {manifest.capture}: "
-            f"{preflight.summary.samples} samples of {preflight.summary.prompts} prompts to {place}"
-        )
+        summary, shard = preflight.summary, preflight.config.shard
+        what = f"{summary.samples} samples of {summary.prompts} prompts to {place}"
+        if shard is not None:
+            what = f"part {shard.replace('/', ' of ')}: {stats.planned} of the {what}"
+        self.note(f"{manifest.model.name} ({manifest.model.dtype}), capture {manifest.capture}: {what}")
 
     def grown(self, place: Place) -> None:
         refresh_card(place.directory, remote=place.remote)
 
     def progress(self, stats: RunStats) -> None:
+        if not self._is_sampling:
+            return
         stored = stats.stored_before + stats.stored
         figures = _figures(stats)
         if self._task is not None:

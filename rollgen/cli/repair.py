@@ -16,9 +16,11 @@ def repair(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done; change nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
 ) -> int:
-    """Set damaged shards aside in quarantine/ and make the journal again from the sound ones. Deletes nothing, but
-    completes a compaction that was interrupted. Exit 1 when something is left that this cannot mend, and of a dry run
-    when there is something to do. Not while a run writes there."""
+    """Set damaged shards aside and make the journal again.
+
+    Damaged ones go to quarantine/; the journal is made from the sound ones. Deletes nothing, but completes a compaction
+    that was interrupted. Exit 1 when something is left that this cannot mend, and of a dry run when there is something
+    to do. Not while a run writes there."""
     from rollgen.cli.progress import verifying
     from rollgen.verify.repair import repair_dataset
     from rollgen.verify.terminal import describe_repair

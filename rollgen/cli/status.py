@@ -14,8 +14,10 @@ def status(
     directory: Annotated[Path, typer.Argument(help="Dataset directory.", metavar="DIR", show_default=False)],
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> int:
-    """Show how a run stands: what is stored, owed and failed, who is writing, how fast. Changes nothing, and believes
-    the records: whether the data are what they were, `rollgen verify` says."""
+    """Show how far a run is, who is writing, and how fast.
+
+    What is stored, owed and failed. Changes nothing, and believes the records: whether the data are what they were,
+    `rollgen verify` says."""
     import json
 
     from rich.console import Console

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from rollgen.cli.settings import describe_settings
 from rollgen.inert import LINE, brief
 from rollgen.inspect.estimate import describe
 from rollgen.inspect.terminal import counted, share
@@ -51,7 +52,13 @@ def print_summary(out: str | Path, stats: RunStats, *, as_json: bool) -> None:
 
 
 def print_dry_run(
-    preflight: Preflight, estimate: Estimate, *, as_json: bool, retried: int = 0, removed: Removal | None = None
+    out: str,
+    preflight: Preflight,
+    estimate: Estimate,
+    *,
+    as_json: bool,
+    retried: int = 0,
+    removed: Removal | None = None,
 ) -> None:
     """The resolved configuration, the counts, what it will take, and the first prompt as the model will see it.
 
@@ -60,13 +67,20 @@ def print_dry_run(
     from rollgen.preflight import public_settings
 
     summary, model = preflight.summary, preflight.model
-    config = public_settings(preflight.config) | {"model": model.name}
+    config = public_settings(preflight.config)
     if as_json:
-        values = {"config": config, "plan": _plan_json(preflight), "estimate": estimate.to_json(), "retried": retried}
+        values = {
+            "out": out,
+            "config": config | {"model": model.name},
+            "plan": _plan_json(preflight),
+            "estimate": estimate.to_json(),
+            "retried": retried,
+        }
         typer.echo(json.dumps(values | {"removed": None if removed is None else asdict(removed)}))
         return
-    for name, value in config.items():
-        typer.echo(f"{name} = {brief(json.dumps(value, ensure_ascii=False))}")
+    typer.echo(f"# out: {brief(out, LINE)}")
+    for line in describe_settings(config | {"model": model.path_or_id}):
+        typer.echo(line)
     samples = summary.samples - summary.tombstone_samples
     typer.echo(
         f"\n{counted(summary.prompts - summary.tombstones, 'prompt')}, {counted(samples, 'sample')}, "

@@ -35,8 +35,9 @@ def verify(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
 ) -> int:
-    """Verify shards, journal, manifest and plan of a dataset, every byte and every token. Changes nothing. Exit 1 when
-    anything is wrong."""
+    """Check every byte and every token of a dataset.
+
+    That is its shards, journal, manifest and plan. Changes nothing. Exit 1 when anything is wrong."""
     from rollgen.cli.progress import verifying
     from rollgen.inert import brief
     from rollgen.verify.dataset import verify_dataset

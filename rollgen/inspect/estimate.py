@@ -13,6 +13,7 @@ TYPICAL_SUPPORT ids, or top_k if that is less.
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,9 +22,10 @@ import pyarrow.compute as pc
 from rich import filesize
 
 from rollgen.errors import DatasetError
+from rollgen.format.commit import WHOLE, Part
 from rollgen.format.journal import list_shards, read_journal
+from rollgen.format.reader import open_dataset, read_columns
 from rollgen.format.schema import QUARANTINE_DIR, RETIRED_DIR
-from rollgen.inspect.status import owed_of
 from rollgen.inspect.terminal import counted, duration, number
 
 if TYPE_CHECKING:
@@ -80,7 +82,9 @@ class Estimate:
     expected: Expectation | None
     """None for a run that has stored nothing."""
     tokens_per_second: float | None
-    """Measured in the last attempt; None when there is none."""
+    """Measured in the last attempt, of this part where it is one; None when that is not known."""
+    part: str | None = None
+    """`i/N`: all of this is of that part; None for the whole run."""
 
     @property
     def fits(self) -> bool:
@@ -99,16 +103,22 @@ def estimate_run(
     support_logprobs: bool,
     stored: RunStatus | None,
     free_bytes: int | None,
+    part: Part = WHOLE,
+    done: int | None = None,
 ) -> Estimate:
     """Of everything that `plan` and `retries` have and `stored` (the status of the run that is continued) has not.
 
+    With `part`, of what they have in it: `done` samples of it are stored (`stored_of`).
+
     Which samples are stored is not looked up: for the owed ones, the bounds take the largest of all.
     """
-    costs = _costs(plan, retries, support_logprobs=support_logprobs)
-    samples = owed_of(plan, 0 if stored is None else stored.stored, retries=sum(map(len, retries)))
+    costs = _costs(plan, retries, part, support_logprobs=support_logprobs)
+    if done is None:
+        done = 0 if stored is None else stored.stored
+    samples = max(0, int(costs.n.sum()) - done)
     expected = None if stored is None or not stored.stored else _expectation(stored, samples)
     token_bytes = np.maximum(costs.token_bytes, 0.0 if expected is None else expected.bytes_per_token)
-    planned_tokens = float(costs.max_tokens @ costs.n)
+    planned_tokens = float(costs.max_tokens @ costs.n) or 1.0  # a part may have nothing at all
     return Estimate(
         samples=samples,
         max_generated_tokens=int(largest_sum(costs.max_tokens, costs.n, samples)),
@@ -117,14 +127,36 @@ def estimate_run(
         max_bytes=int(largest_sum(costs.max_tokens * token_bytes + costs.row_bytes, costs.n, samples)),
         free_bytes=free_bytes,
         expected=expected,
-        tokens_per_second=None if stored is None else stored.tokens_per_second,
+        tokens_per_second=None if stored is None else _speed(stored, part),
+        part=None if part == WHOLE else str(part),
     )
+
+
+def _speed(stored: RunStatus, part: Part) -> float | None:
+    """Measured is that of all parts together: of a part it is the speed where no other has begun."""
+    is_own = part == WHOLE or (stored.division is not None and stored.division.started == (part.number,))
+    return stored.tokens_per_second if is_own else None
+
+
+def stored_of(directory: Path, part: Part, status: RunStatus, *, has_shards: bool = True) -> int:
+    """Rows of the samples of a part. Where the shards have no content, those that the part's own writer has made."""
+    if part == WHOLE:
+        return status.stored
+    if not has_shards:
+        return sum(writer.samples for writer in status.writers if writer.name == f"s{part.number}of{part.of}")
+    rows = 0
+    for shard in open_dataset(directory).shards:
+        with suppress(DatasetError), shard.open() as reader:  # a damaged one is set aside, and owed again
+            prompts = read_columns(reader, ["prompt_index"])["prompt_index"].to_numpy()
+            rows += int(np.count_nonzero(prompts % part.of == part.number))
+    return rows
 
 
 def describe(estimate: Estimate) -> Iterator[str]:
     """The estimate in lines of text."""
     tokens = counted(estimate.max_generated_tokens, "generated token")
-    yield f"owed: {counted(estimate.samples, 'sample')}, at most {tokens}"
+    whose = "" if estimate.part is None else f" by part {estimate.part.replace('/', ' of ')}"
+    yield f"owed{whose}: {counted(estimate.samples, 'sample')}, at most {tokens}"
     support = f"supports of {number(round(estimate.assumed_support, 1))} ids on average"
     free = "" if estimate.free_bytes is None else f"; {filesize.decimal(estimate.free_bytes)} free"
     yield (
@@ -142,7 +174,8 @@ def describe(estimate: Estimate) -> Iterator[str]:
         )
     if rate is None:
         times = (f"{duration(estimate.max_generated_tokens / each)} at {each:,} tokens/s" for each in RATES)
-        yield f"time: no rate measured yet; at most {', '.join(times)}"
+        why = "no speed is known before a first run" if expected is None else "how fast it was is not known here"
+        yield f"time: {why}; at most {', '.join(times)}"
         return
     likely = "" if expected is None else f", {duration(expected.tokens / rate)} expected"
     yield (
@@ -215,7 +248,7 @@ class _Costs:
     """Of a sample, without its generated tokens."""
 
 
-def _costs(plan: Plan, retries: Sequence[RetryList], *, support_logprobs: bool) -> _Costs:
+def _costs(plan: Plan, retries: Sequence[RetryList], part: Part, *, support_logprobs: bool) -> _Costs:
     planned = (
         np.concatenate([measure(batch) for batch in plan.batches()])
         for measure in (_max_tokens, _assumed_support, _row_bytes)
@@ -223,9 +256,11 @@ def _costs(plan: Plan, retries: Sequence[RetryList], *, support_logprobs: bool) 
     max_tokens, support, row_bytes = planned
     again = np.concatenate([np.arange(0), *(retry.prompt_index for retry in retries)])  # their prompts
     support, row_bytes = (np.concatenate([values, values[again]]) for values in (support, row_bytes))
+    is_ours = np.concatenate([np.arange(plan.prompts), again]) % part.of == part.number
+    counts = np.concatenate([np.where(plan.tombstone, 0, plan.n), np.ones_like(again)])
     id_bytes = ID_BYTES + (SUPPORT_LOGPROB_BYTES if support_logprobs else 0.0)
     return _Costs(
-        n=np.concatenate([np.where(plan.tombstone, 0, plan.n), np.ones_like(again)]).astype(np.int64),
+        n=np.where(is_ours, counts, 0).astype(np.int64),
         max_tokens=np.concatenate([max_tokens, *(retry.max_tokens for retry in retries)]),
         support=support,
         token_bytes=TOKEN_BYTES + support * id_bytes,

@@ -185,7 +185,11 @@ def _unknown(ways: Sequence[Reading], known: Any, *, is_planned: bool) -> str:
     if is_planned:
         return f"--sample: nothing of prompt {asked!r} is stored yet; see `rollgen status` for what is owed"
     close = _close_matches(asked, known)
-    hint = f"did you mean {', '.join(map(repr, close))}?" if close else "ids are those of the prompt rows"
+    if close:
+        hint = f"did you mean {', '.join(map(repr, close))}?"
+    else:
+        some = ", ".join(map(repr, known[:_SUGGESTIONS].to_pylist()))
+        hint = f"ids are those of the prompt rows{f', like {some}' if some else ''}"
     return f"--sample: no prompt {asked!r} in this dataset; {hint}"
 
 

@@ -6,13 +6,13 @@ lines. Opened are only shards without a line (a commit that is being made, or a 
 when they can be read. A journalled shard that is gone does not count, because `--resume` makes its samples again. Keys
 are read only where some are needed: to see which failed samples were stored after all.
 
-Rates come from the modification times of committed shards, and only as long as the manifest's own time agrees with
-what it says: in a copy of a directory they mean nothing. A live writer whose lock is younger than the manifest is still
-checking prompts or loading a model: what is here of it, it made in an earlier attempt.
+How fast it goes, `speed.py` tells. A live writer whose lock is younger than the manifest is still checking prompts or
+loading a model: what is here of it, it made in an earlier attempt.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -27,10 +27,11 @@ from rollgen.format.reader import StoredShard, open_shard, read_columns
 from rollgen.format.replacement import COMPACTOR, REPAIRER
 from rollgen.format.schema import JOURNAL_DIR, MANIFEST_FILE, PLAN_FILE, QUARANTINE_DIR
 from rollgen.inspect.find import stored_rows
+from rollgen.inspect.speed import PART_NAME, Commit, tokens_per_second
 from rollgen.prompts.plan import Plan
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from rollgen.format.journal import Journal, JournalLine
@@ -40,12 +41,9 @@ State = Literal["starting", "running", "stopped", "complete"]
 """Starting: writers check prompts or load a model, and have not begun. Running: a writer is at work. Complete: all that
 was planned is stored, no more and nothing lost, and nobody writes. Stopped: anything else, and nobody writes."""
 
-RECENT_COMMITS: Final = 10
-"""Of each writer, over which its rate is measured."""
 _SAMPLE_NOTHING: Final = frozenset({COMPACTOR, REPAIRER})
 """Writers that load no model and add no attempt."""
-_CLOCK_SECONDS: Final = 60.0
-"""By which the manifest's modification time may differ from the start that it records."""
+_SHARD_SETTING: Final = re.compile(r"\d{1,9}/(?P<of>[1-9]\d{0,8})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +56,8 @@ class Committed:
     rows: int
     tokens: int
     bytes: int
+    time: float
+    """When it was written: seconds since the epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +73,20 @@ class WriterStatus:
     bytes: int
     last_commit: str | None
     """UTC, ISO 8601; None before the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """Of a run that several processes make, a part each (`--shard`): all attempts since that number of parts."""
+
+    of: int
+    """Parts."""
+    started: tuple[int, ...]
+    """Those that a process has ever begun to make."""
+    attempts: int
+    """Starts of processes that came as far as sampling."""
+    since: str
+    """The first of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +119,10 @@ class RunStatus:
     attempts: int = 0
     started_at: str | None = None
     """The last attempt's start."""
+    division: Division | None = None
+    """None when the last attempt was one process that makes everything."""
     tokens_per_second: float | None = None
-    """At the last commits of the last attempt; None when there are none to measure by, as before the first of one."""
+    """At the last commits; None when there are none to measure by, as before the first of an attempt."""
     seconds_left: float | None = None
     """Of a live run, at that rate and at the mean length of the stored samples."""
 
@@ -122,7 +138,7 @@ def run_status(directory: Path) -> RunStatus:
     """
     alive = frozenset(live_writers(directory))
     if alive and not (directory / MANIFEST_FILE).exists():
-        return RunStatus("starting", _writers((), alive))
+        return RunStatus("starting", _writers((), alive, ()))
     journal, paths = committed_shards(directory)
     manifest = read_manifest(directory)
     committed, lost = _committed(paths, journal, manifest)
@@ -133,12 +149,13 @@ def run_status(directory: Path) -> RunStatus:
     owed = None if balance is None else max(0, balance)
     surplus = 0 if balance is None else max(0, -balance)
     loading = _loading(directory, alive)
-    rate = _tokens_per_second(directory, manifest, committed, alive, loading)
+    rate = _speed(directory, manifest, committed, alive, loading)
+    division = _division(directory, manifest)
     failed = _failed(directory, committed, manifest) if owed != 0 else Counter()
     left = owed * tokens / stored / rate if alive and owed is not None and stored and rate else None
     return RunStatus(
         state=_state(alive, loading, is_complete=balance == 0 and not lost),
-        writers=_writers(committed, alive),
+        writers=_writers(committed, alive, _without_commits(directory, division)),
         planned=None if plan is None else plan.samples,
         skipped=None if plan is None else _skipped(plan),
         owed=owed,
@@ -153,14 +170,10 @@ def run_status(directory: Path) -> RunStatus:
         lost=lost,
         attempts=len(manifest.attempts),
         started_at=manifest.attempts[-1].started_at if manifest.attempts else None,
+        division=division,
         tokens_per_second=rate,
         seconds_left=left,
     )
-
-
-def owed_of(plan: Plan, done: int, *, retries: int = 0) -> int:
-    """Samples of usable rows, and `retries` on top of them, less the `done` ones; never less than none."""
-    return max(0, _wanted(plan, retries) - done)
 
 
 def _wanted(plan: Plan, retries: int) -> int:
@@ -202,11 +215,12 @@ def _committed(paths: Sequence[Path], journal: Journal, manifest: Manifest) -> t
 def _from_line(path: Path, line: JournalLine) -> Committed | None:
     """A shard that its journal knows; None when it has not the size that it was committed with, or is gone."""
     try:
-        if path.stat().st_size != line.bytes:
-            return None
+        found = path.stat()
     except OSError:
         return None
-    return Committed(path, *_place(path), line.rows, line.tokens, line.bytes)
+    if found.st_size != line.bytes:
+        return None
+    return Committed(path, *_place(path), line.rows, line.tokens, line.bytes, found.st_mtime)
 
 
 def _from_footer(path: Path, config_digest: str) -> Committed | None:
@@ -216,7 +230,8 @@ def _from_footer(path: Path, config_digest: str) -> Committed | None:
             lengths = read_columns(shard, ["response_length"])["response_length"].to_numpy()
     except DatasetError:
         return None
-    return Committed(path, *_place(path), len(lengths), int(lengths.sum()), path.stat().st_size)
+    found = path.stat()
+    return Committed(path, *_place(path), len(lengths), int(lengths.sum()), found.st_size, found.st_mtime)
 
 
 def _place(path: Path) -> tuple[str, int]:
@@ -225,16 +240,39 @@ def _place(path: Path) -> tuple[str, int]:
     return place
 
 
-def _writers(committed: Iterable[Committed], alive: frozenset[str]) -> tuple[WriterStatus, ...]:
-    shards = _by_writer(committed)
-    return tuple(_writer(name, shards[name], alive=name in alive) for name in sorted(shards.keys() | alive))
-
-
-def _by_writer(committed: Iterable[Committed]) -> defaultdict[str, list[Committed]]:
+def _writers(committed: Iterable[Committed], alive: frozenset[str], others: Iterable[str]) -> tuple[WriterStatus, ...]:
     shards = defaultdict(list)
     for shard in committed:
         shards[shard.writer].append(shard)
-    return shards
+    names = sorted(shards.keys() | alive | set(others))
+    return tuple(_writer(name, shards[name], alive=name in alive) for name in names)
+
+
+def _division(directory: Path, manifest: Manifest) -> Division | None:
+    divisions = [_parts_of(attempt.operational.get("shard")) for attempt in manifest.attempts]
+    if not divisions or divisions[-1] is None:
+        return None
+    of = divisions[-1]
+    first = next((i for i in range(len(divisions), 0, -1) if divisions[i - 1] != of), 0)
+    locks = (PART_NAME.fullmatch(path.stem) for path in (directory / JOURNAL_DIR).glob(f"s*of{of}.lock"))
+    started = sorted(int(found["number"]) for found in locks if found)
+    return Division(of, tuple(started), len(divisions) - first, manifest.attempts[first].started_at)
+
+
+def _parts_of(shard: object) -> int | None:
+    """N of a recorded `--shard i/N`."""
+    found = _SHARD_SETTING.fullmatch(shard) if isinstance(shard, str) else None
+    return None if found is None or found["of"] == "1" else int(found["of"])
+
+
+def _without_commits(directory: Path, division: Division | None) -> Iterator[str]:
+    """Writers of parts that have begun, and have never committed anything."""
+    if division is None:
+        return
+    for number in division.started:
+        name = f"s{number}of{division.of}"
+        if not (directory / JOURNAL_DIR / f"{name}.jsonl").exists():
+            yield name
 
 
 def _writer(name: str, shards: Sequence[Committed], *, alive: bool) -> WriterStatus:
@@ -246,8 +284,19 @@ def _writer(name: str, shards: Sequence[Committed], *, alive: bool) -> WriterSta
         samples=sum(shard.rows for shard in shards),
         tokens=sum(shard.tokens for shard in shards),
         bytes=sum(shard.bytes for shard in shards),
-        last_commit=None if last is None else _iso_time(last.path.stat().st_mtime),
+        last_commit=None if last is None else _iso_time(last.time),
     )
+
+
+def _speed(
+    directory: Path,
+    manifest: Manifest,
+    committed: Iterable[Committed],
+    alive: frozenset[str],
+    loading: frozenset[str],
+) -> float | None:
+    commits = [Commit(it.writer, it.time, it.tokens) for it in committed if it.writer not in _SAMPLE_NOTHING]
+    return tokens_per_second(directory, manifest, commits, alive - loading if alive else None)
 
 
 def _iso_time(seconds: float) -> str:
@@ -276,49 +325,3 @@ def _stored_of(shard: StoredShard, index: dict[str, int]) -> list[tuple[str, int
         ]
     except DatasetError:
         return []
-
-
-def _tokens_per_second(
-    directory: Path,
-    manifest: Manifest,
-    committed: Iterable[Committed],
-    alive: frozenset[str],
-    loading: frozenset[str],
-) -> float | None:
-    """Of the last attempt at its last commits: of the writers that are at work, or else of all that took part."""
-    started = _last_start(directory, manifest)
-    if started is None:
-        return None
-    shards = _by_writer(shard for shard in committed if shard.writer not in _SAMPLE_NOTHING)
-    names = alive - loading if alive else shards.keys()
-    return sum(_rate(shards[name], started) for name in names) or None
-
-
-def _last_start(directory: Path, manifest: Manifest) -> float | None:
-    """When the last attempt started; None when file times do not agree with it."""
-    if not manifest.attempts:
-        return None
-    path = directory / MANIFEST_FILE
-    try:
-        started = datetime.fromisoformat(manifest.attempts[-1].started_at).timestamp()
-    except ValueError:
-        raise DatasetError(f"{path}: started_at of the last attempt is not an ISO 8601 time") from None
-    written = path.stat().st_mtime
-    return started if abs(written - started) <= _CLOCK_SECONDS else None
-
-
-def _rate(shards: Iterable[Committed], started: float) -> float:
-    """Tokens a second of one writer over its last commits since `started`; 0 without any.
-
-    The time of a commit is that since the one before it, or since the start.
-    """
-    recent: list[tuple[float, int]] = []
-    for shard in sorted(shards, key=lambda shard: -shard.sequence)[: RECENT_COMMITS + 1]:
-        time = shard.path.stat().st_mtime
-        if time <= started:
-            break
-        recent.append((time, shard.tokens))
-    begin = started if len(recent) <= RECENT_COMMITS else recent.pop()[0]
-    if not recent or recent[0][0] <= begin:
-        return 0.0
-    return sum(tokens for _, tokens in recent) / (recent[0][0] - begin)

@@ -27,6 +27,10 @@ Row = tuple[str, RenderableType]
 
 SURPLUS: Final = "more than planned: run `rollgen verify`, which says which"
 
+_UNTOLD: Final = "unspecified"
+"""What a manifest says of a device that the engine, a server, did not tell."""
+_DEVICE_UNTOLD: Final = "device not told"
+
 _BAR_WIDTH: Final = 32
 _COLUMNS: Final = 4
 _PROMPT_TAIL: Final = 160
@@ -93,10 +97,8 @@ def _run(stats: DatasetStats) -> Iterator[Row]:
     yield "Vocabulary", line(f"{manifest.vocab_size:,} (model)", f"{manifest.tokenizer_vocab_size:,} (tokenizer)")
     if manifest.attempts:
         engine = manifest.attempts[-1].engine
-        yield (
-            "Engine",
-            line(f"{engine.name} {engine.version}", engine.device, f"truncates by {engine.processors}"),
-        )
+        device = _DEVICE_UNTOLD if engine.device == _UNTOLD else engine.device
+        yield "Engine", line(f"{engine.name} {engine.version}", device, f"truncates by {engine.processors}")
     stored = "with" if manifest.support_logprobs else "without"
     told = {"weight versions": manifest.weight_versions, "routed experts": manifest.routed_experts is not None}
     extras = [name for name, is_stored in told.items() if is_stored]

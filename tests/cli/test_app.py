@@ -7,16 +7,19 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
 from rollgen import __version__
 from rollgen.cli.app import main
-from rollgen.config import RunConfig
+from rollgen.cli.settings import describe_settings
+from rollgen.config import RunConfig, flag
 from rollgen.errors import EXIT_CODES_HELP
+from rollgen.preflight import public_settings
 
 if TYPE_CHECKING:
     from models.runs import Runs
@@ -89,6 +92,37 @@ def test_help_lists_the_exit_codes(rollgen: Callable[..., Outcome]) -> None:
     """Of the program and of each command, whatever the line breaks."""
     for command in ([], ["generate"], ["inspect"], ["status"], ["verify"], ["repair"], ["compact"]):
         assert EXIT_CODES_HELP in " ".join(rollgen(*command, "--help").stdout.split())
+
+
+@pytest.mark.parametrize("columns", [80, 40, 200])
+def test_help_never_cuts_a_name(rollgen: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    """Whatever the width: each option whole, with what it takes, and no box around it."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    text = rollgen("generate", "--help").stdout
+    for name in RunConfig.model_fields:
+        assert re.search(rf"^  (--\S+, )?{flag(name)}( |,|$)", text, re.MULTILINE), name
+    assert "--no-trust-remote-code\n" in text
+    assert "--tensor-parallel-size, -tp INTEGER\n" in text
+    assert not set("…│╭") & set(text)
+    assert "Usage: rollgen generate [OPTIONS] PROMPTS..." in text
+    assert "<" not in text.replace("<name of the", "").replace("<name of", "").replace("<name", "")
+
+
+def test_help_names_defaults(rollgen: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those that are zero."""
+    monkeypatch.setenv("COLUMNS", "200")
+    text = " ".join(rollgen("generate", "--help").stdout.split())
+    for words in ("0 is off. [0.0] --max-tokens", "prompt's id and k. [0] --stop", "at most. [60.0] --progress"):
+        assert words in text
+
+
+def test_help_has_a_line_for_each_command(rollgen: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch) -> None:
+    """At 80 columns, to the full stop."""
+    monkeypatch.setenv("COLUMNS", "80")
+    _, _, commands = rollgen("--help").stdout.partition("Commands:\n")
+    lines = commands.partition("\n\n")[0].splitlines()
+    assert [line.split()[0] for line in lines] == ["generate", "inspect", "status", "verify", "repair", "compact"]
+    assert all(line.endswith(".") and not line.endswith("...") for line in lines)
 
 
 def test_no_arguments_show_help(rollgen: Callable[..., Outcome]) -> None:
@@ -270,9 +304,69 @@ def test_dry_run(rollgen: Callable[..., Outcome], prompts: Path, tiny_model: Pat
     assert (outcome.code, outcome.stderr) == (0, "")
     assert "3 prompts, 9 samples, 0 rows skipped" in outcome.stdout
     assert "\nn = 3\n" in outcome.stdout
-    assert '\nmodel = "tiny"\n' in "\n" + outcome.stdout
+    assert outcome.stdout.startswith(f'# out: prompts-rollouts\nmodel = "{tiny_model}"\nn = 3\nchat = true\n')
     assert "first prompt, a, as the model sees it:\n<s><|im_start|>user\nWhat is seven and five?" in outcome.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["prompts.jsonl"]
+
+
+def test_dry_run_prints_a_config_file(rollgen: Callable[..., Outcome], prompts: Path, tiny_model: Path) -> None:
+    """Everything above the counts is TOML, and as a config file makes the same run."""
+    options = (
+        "--min-p",
+        0.05,
+        "--sampling-arg",
+        "min_tokens=4",
+        "--engine-arg",
+        "enable_prefix_caching=true",
+        "--stop",
+        '\x07"\\é',
+    )
+    outcome = rollgen("generate", prompts, "--model", tiny_model, *options, "--stop-token-ids", 7, "--dry-run")
+    assert outcome.code == 0
+    settings = outcome.stdout.partition("\n\n3 prompts,")[0]
+    (prompts.parent / "run.toml").write_text(settings)
+    again = rollgen("generate", prompts, "--config", "run.toml", "--dry-run")
+    assert (again.code, again.stdout) == (0, outcome.stdout)
+    changed, _, rest = settings.partition("# as by default:\n")
+    assert [line.partition(" ")[0] for line in changed.splitlines()[1:-1]] == [
+        "model",
+        "min_p",
+        "stop",
+        "stop_token_ids",
+        "sampling_arg",
+        "engine_arg",
+        "progress",  # of this test's environment
+    ]
+    assert "\ntemperature = 1.0\n" in rest
+    assert "\n# not set: revision, " in rest
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ({"x y": [True, 1.5], "z": {"a": "\u202e"}}, '{ "x y" = [true, 1.5], z = { a = "\\U0000202e" } }'),
+        ({"x": None}, None),
+    ],
+)
+def test_json_as_toml(value: dict[str, Any], expected: str | None) -> None:
+    """Nested, with keys of any kind, inert; a null, which TOML does not have, is said where it can be."""
+    lines = "\n".join(describe_settings(public_settings(RunConfig(engine_arg=value))))
+    if expected is None:
+        assert "# engine_arg: has a null, which TOML cannot say: give it on the command line\n" in lines
+    else:
+        assert f"engine_arg = {expected}\n" in lines
+        assert tomllib.loads(lines)["engine_arg"] == value
+
+
+def test_dry_run_of_a_part(rollgen: Callable[..., Outcome], runs: Runs) -> None:
+    """Of five prompts of two samples part 1 of 2 has prompts 1 and 3, and owes what is not stored of those."""
+    command = ["generate", runs.prompts, "--model", runs.model, "--out", runs.out, "--top-k", 8, "--max-tokens", 8]
+    command += ["--resume", "--dry-run", "--shard", "1/2"]
+    assert "\nowed by part 1 of 2: 4 samples, at most 32 generated tokens\n" in rollgen(*command, "--n", 2).stdout
+    runs(shard="0/2", resume=True)
+    assert "\nowed by part 1 of 2: 4 samples" in rollgen(*command, "--n", 2).stdout
+    runs(resume=True)
+    assert json.loads(rollgen(*command, "--n", 3, "--json").stdout)["estimate"]["samples"] == 2
 
 
 def test_dry_run_as_json(rollgen: Callable[..., Outcome], prompts: Path, tiny_model: Path) -> None:
@@ -291,7 +385,7 @@ def test_dry_run_estimates(rollgen: Callable[..., Outcome], prompts: Path, tiny_
     outcome = rollgen(*command)
     assert "\nowed: 6 samples, at most 60 generated tokens\n" in outcome.stdout
     assert "assuming 47.2 bytes a token (supports of 16 ids on average)" in outcome.stdout
-    assert "\ntime: no rate measured yet; at most 0:00:01 at 100 tokens/s" in outcome.stdout
+    assert "\ntime: no speed is known before a first run; at most 0:00:01 at 100 tokens/s" in outcome.stdout
     estimate = json.loads(rollgen(*command, "--json").stdout)["estimate"]
     assert (estimate["samples"], estimate["max_generated_tokens"], estimate["expected"]) == (6, 60, None)
     assert estimate["fits"]

@@ -76,8 +76,9 @@ def test_help_is_the_description_and_the_default(options: dict[str, Any]) -> Non
     """Defaults that say something are shown; off, none and empty are not."""
     for name, field in RunConfig.model_fields.items():
         assert options[name].help.startswith(field.description), name
-    assert options["top_k"].help.endswith(r" \[50]")
-    assert options["min_p"].help.endswith("0 is off.")
+    assert options["top_k"].help.endswith(" [50]")
+    assert options["min_p"].help.endswith("0 is off. [0.0]")
+    assert options["chat"].help == RunConfig.model_fields["chat"].description
     assert options["stop"].help.endswith("(repeatable).")
     assert options["model"].help == RunConfig.model_fields["model"].description
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from models.datasets import write_prompts
 from models.fake_engine import FakeEngine
 from models.runs import Runs
 from typer.testing import CliRunner
@@ -19,7 +20,33 @@ def test_commands_look_into_directories(command: str) -> None:
     """A URL is no directory that is missing: exit 2, with the way out."""
     result = CliRunner().invoke(app, [command, "s3://bucket/run"])
     assert isinstance(result.exception, UsageError)
-    assert "is in object storage; copy it here" in str(result.exception)
+    assert str(result.exception).startswith("s3://bucket/run: is in object storage; copy it here")
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+@pytest.mark.parametrize(
+    ("out", "problem"),
+    [
+        ("http://host/run", "http://host/run: no dataset can be written there"),
+        ("dir://x", "dir://x: no dataset can be written there"),
+        ("s3://", "s3://: names no bucket"),
+        ("s3:/bucket/run", "s3:/...: this URL has lost a slash"),
+        ("simplecache::s3://bucket/run", "simplecache::...: a chain of storages is refused"),
+        ("Memory://run", "Memory://run: is gone when this command ends"),
+        ("file://data/run", "file://data/run: not the URL of a local file"),
+    ],
+)
+def test_generate_refuses_what_it_cannot_write(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, out: str, problem: str, dry_run: bool
+) -> None:
+    """A dry run and a run alike, and no directory is made of it."""
+    monkeypatch.chdir(tmp_path)
+    prompts = write_prompts(tmp_path / "prompts.jsonl", 1)
+    arguments = ["generate", str(prompts), "--model", str(tiny_model), "--out", out, *["--dry-run"] * dry_run]
+    result = CliRunner().invoke(app, arguments)
+    assert isinstance(result.exception, UsageError)
+    assert str(result.exception).startswith(problem)
+    assert list(tmp_path.iterdir()) == [prompts]
 
 
 def test_a_writer_writes_into_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

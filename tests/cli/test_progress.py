@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from models.runs import Runs
@@ -82,9 +83,38 @@ def test_figures_are_logged_every_ten_seconds(
     clock = iter([100.0, 109.9, 110.0])
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
     with ConsoleReporter("log") as reporter:
+        reporter.phase("generate")
         for _ in range(3):
             reporter.progress(STATS)
-    assert capfd.readouterr().err == f"rollgen: {FIGURES}\n" * 2
+    assert capfd.readouterr().err == "rollgen: sampling\n" + f"rollgen: {FIGURES}\n" * 2
+
+
+@pytest.mark.parametrize("style", ["log", "bar"])
+def test_no_figures_before_sampling_begins(
+    style: Literal["log", "bar"], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Engines that load, for the first time or again, make nothing: five times `0 tokens/s` tell nobody anything."""
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    with ConsoleReporter(style) as reporter:
+        for phase in ("load", "generate", "load"):
+            reporter.phase(phase)
+            if phase == "load":
+                reporter.progress(STATS)
+    assert "samples" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("servers", "expected"), [(1, "probing 1 server"), (2, "probing 2 servers")])
+def test_servers_are_probed(capfd: pytest.CaptureFixture[str], servers: int, expected: str) -> None:
+    """They have loaded their model."""
+    ConsoleReporter("log", servers=servers).phase("probe")
+    assert capfd.readouterr().err == f"rollgen: {expected}\n"
+
+
+def test_a_part_says_how_much_of_the_whole_it_is(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
+    """Of five prompts of two samples, the second of three parts has prompts 1 and 4."""
+    with ConsoleReporter("log") as reporter:
+        runs(reporter=reporter, shard="1/3")
+    assert f": part 1 of 3: 4 of the 10 samples of 5 prompts to {runs.out}\n" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -103,8 +133,10 @@ def test_figures_are_logged_every_ten_seconds(
 )
 def test_figures(capfd: pytest.CaptureFixture[str], stats: RunStats, expected: str) -> None:
     """An estimate appears with the first sample, failures with the first failure."""
-    ConsoleReporter("log").progress(stats)
-    assert capfd.readouterr().err == f"rollgen: {expected}\n"
+    reporter = ConsoleReporter("log")
+    reporter.phase("generate")
+    reporter.progress(stats)
+    assert capfd.readouterr().err == f"rollgen: sampling\nrollgen: {expected}\n"
 
 
 def test_notes_cannot_act_on_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rollgen.format.commit import WHOLE, Part
 from rollgen.format.retries import RetryList
-from rollgen.inspect.estimate import Estimate, Expectation, describe, estimate_run, free_space, largest_sum
-from rollgen.inspect.status import RunStatus, run_status
+from rollgen.inspect.estimate import Estimate, Expectation, describe, estimate_run, free_space, largest_sum, stored_of
+from rollgen.inspect.status import Division, RunStatus, run_status
 from rollgen.prompts.plan import Plan, PlanWriter
 from rollgen.rollouts import Prompt, Sampling
 
@@ -159,7 +160,7 @@ def test_words_for_a_new_run() -> None:
     assert list(describe(ESTIMATE)) == [
         "owed: 1,000 samples, at most 1,024,000 generated tokens",
         "disk: at most 48.0 MB, assuming 47.2 bytes a token (supports of 16 ids on average); 1.0 TB free",
-        "time: no rate measured yet; at most 2:50:40 at 100 tokens/s, 0:17:04 at 1,000 tokens/s, "
+        "time: no speed is known before a first run; at most 2:50:40 at 100 tokens/s, 0:17:04 at 1,000 tokens/s, "
         "0:01:42 at 10,000 tokens/s",
     ]
 
@@ -172,6 +173,45 @@ def test_words_for_a_continued_run() -> None:
         "512,000 tokens, 15.4 MB",
         "time: at most 0:33:20, 0:16:40 expected, at the 512 tokens/s of the last attempt",
     ]
+
+
+def test_words_where_the_speed_is_not_known() -> None:
+    """As of a run in object storage, whose files have the times of their copies here: something is stored."""
+    expected = Expectation(mean_length=512, bytes_per_token=30, tokens=512_000, bytes=15_360_000)
+    assert [*describe(replace(ESTIMATE, expected=expected))][-1].startswith("time: how fast it was is not known here; ")
+
+
+def test_words_for_a_part() -> None:
+    """What one process of several owes."""
+    first, *_ = describe(replace(ESTIMATE, part="0/2"))
+    assert first == "owed by part 0 of 2: 1,000 samples, at most 1,024,000 generated tokens"
+
+
+def test_a_part(plan_of: Callable[..., Plan]) -> None:
+    """Of three prompts part 1 of 2 has the second, part 3 of 4 none."""
+    plan = plan_of(*(a_prompt(index, n=index + 1, top_k=0, max_tokens=10 * (index + 1)) for index in range(3)))
+    for part, samples, tokens in ((Part(1, 2), 2, 40), (Part(0, 2), 4, 10 + 3 * 30), (Part(3, 4), 0, 0)):
+        estimate = estimate_run(plan, support_logprobs=False, stored=None, free_bytes=FREE, part=part)
+        assert (estimate.samples, estimate.max_generated_tokens) == (samples, tokens)
+
+
+def test_the_speed_of_a_part(plan_of: Callable[..., Plan], make_dataset: Callable[..., Any]) -> None:
+    """Measured is that of all together, which is its own only as long as no other part has begun."""
+    plan = plan_of(*(a_prompt(index) for index in range(4)))
+    status = stored_run(make_dataset, tokens_per_second=5.0)
+    for started, expected in (((0,), 5.0), ((0, 1), None), ((1,), None)):
+        stored = replace(status, division=Division(2, started, 1, ""))
+        settings = {"support_logprobs": False, "stored": stored, "free_bytes": FREE, "done": 0}
+        assert estimate_run(plan, **settings, part=Part(0, 2)).tokens_per_second == expected
+        assert estimate_run(plan, **settings).tokens_per_second == 5.0
+
+
+def test_what_a_part_has_stored(make_dataset: Callable[..., Any]) -> None:
+    """Three samples of each of 12 prompts; without what shards hold, those of the part's own writer: none."""
+    directory, _ = make_dataset(0)
+    status = run_status(directory)
+    assert [stored_of(directory, part, status) for part in (WHOLE, Part(0, 5), Part(2, 5))] == [36, 9, 6]
+    assert stored_of(directory, Part(0, 5), status, has_shards=False) == 0
 
 
 def test_a_full_disk_is_warned_of() -> None:

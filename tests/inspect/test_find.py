@@ -91,7 +91,10 @@ def test_the_current_generation_is_the_default(make_again: Callable[..., Any]) -
         ("p0:0@4", "--sample: generation 4 of sample 0 of 'p0' is not stored; stored: 0"),
         ("P11:1", "--sample: no prompt 'P11' in this dataset; did you mean 'p11'?"),
         ("1", "--sample: no prompt '1' in this dataset; did you mean 'p1', 'p10', 'p11'?"),
-        ("zebra", "--sample: no prompt 'zebra' in this dataset; ids are those of the prompt rows"),
+        (
+            "zebra",
+            "--sample: no prompt 'zebra' in this dataset; ids are those of the prompt rows, like 'p0', 'p1', 'p2'",
+        ),
     ],
 )
 @pytest.mark.parametrize("planned", [True, False], ids=["by the plan", "by statistics"])

@@ -5,44 +5,29 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import unicodedata
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from models.fake_engine import FakeEngine
 from models.runs import Runs
+from models.times import begin, set_times
 from rich.console import Console
 
 from rollgen.engines.base import SampleRequest
-from rollgen.errors import DatasetError
-from rollgen.format.commit import Part, WriterSlot, quarantine
+from rollgen.errors import DatasetError, EngineError
+from rollgen.format.commit import WriterSlot, quarantine
 from rollgen.format.failures import FailureLog
 from rollgen.format.journal import JournalLine, list_shards
 from rollgen.format.manifest import read_manifest, replace_manifest
 from rollgen.format.replacement import COMPACTOR
-from rollgen.format.schema import JOURNAL_DIR, MANIFEST_FILE, PLAN_FILE
-from rollgen.inspect.status import RunStatus, owed_of, run_status
+from rollgen.format.schema import JOURNAL_DIR, PLAN_FILE
+from rollgen.inspect.status import Division, RunStatus, run_status
 from rollgen.inspect.status_view import render_status
-from rollgen.prompts.plan import Plan
-
-STARTED = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC).timestamp()
-"""Of the last attempt in the manifest of these datasets."""
-
-
-def set_times(directory: Path, commits: list[float], *, manifest: float = 0.0) -> None:
-    """Set when the manifest and each shard were written, in seconds since the attempt's start."""
-    os.utime(directory / MANIFEST_FILE, (STARTED + manifest,) * 2)
-    for path, seconds in zip(list_shards(directory), commits, strict=True):
-        os.utime(path, (STARTED + seconds,) * 2)
-
-
-def begin(directory: Path) -> None:
-    """Let the writer w0 look as if it had begun: its lock is older than the manifest, which has its attempt."""
-    os.utime(directory / JOURNAL_DIR / "w0.lock", (STARTED - 1,) * 2)
 
 
 def snapshot(directory: Path) -> dict[str, tuple[bytes, int]]:
@@ -177,12 +162,6 @@ def test_retries_are_owed_too(make_again: Callable[..., Any]) -> None:
     assert (status.retries, status.stored, status.owed) == (2, 37, 13)
 
 
-def test_owed_of(make_dataset: Callable[..., Any]) -> None:
-    """53 planned, 5 of them skipped."""
-    plan = Plan(make_dataset(0).directory / PLAN_FILE)
-    assert (owed_of(plan, 0), owed_of(plan, 40), owed_of(plan, 40, retries=3)) == (48, 8, 11)
-
-
 def test_a_shard_without_its_line(make_dataset: Callable[..., Any]) -> None:
     """A commit just before its journal line counts as soon as it can be read, and is lost if it cannot."""
     directory, _ = make_dataset(0)
@@ -209,20 +188,6 @@ def test_shards_that_are_gone(make_dataset: Callable[..., Any]) -> None:
     status = run_status(directory)
     assert (status.lost, status.quarantined) == ((first.name,), (second.name,))
     assert (status.stored, status.owed) == (12, 36)
-
-
-def test_rate_and_time_left(make_dataset: Callable[..., Any]) -> None:
-    """Three commits 10, 30 and 50 seconds after the start: all tokens in 50 seconds. A third of 36 samples is left."""
-    directory, completions = make_dataset(0)
-    set_times(directory, [10, 30, 50])
-    tokens = sum(len(completion.token_ids) for completion in completions)
-    stopped = run_status(directory)
-    assert stopped.tokens_per_second == pytest.approx(tokens / 50)
-    assert stopped.seconds_left is None  # nobody is writing
-    with WriterSlot(directory, "w0"):
-        begin(directory)
-        assert run_status(directory).seconds_left == pytest.approx(50 / 3)  # 12 owed of 36 stored in 50 s
-    assert stopped.writers[0].last_commit == "2026-01-02T03:04:55+00:00"
 
 
 def test_a_continued_run_that_has_not_begun(make_dataset: Callable[..., Any]) -> None:
@@ -264,48 +229,48 @@ def test_compaction_is_no_start(make_dataset: Callable[..., Any]) -> None:
         assert run_status(directory).state == "running"
 
 
-def test_one_of_two_writers_has_begun(make_dataset: Callable[..., Any]) -> None:
-    """The run goes on, at the speed of the one that is at work."""
-    directory, completions = make_dataset(0)
-    set_times(directory, [10, 30, 50])
-    tokens = sum(len(completion.token_ids) for completion in completions)
-    with WriterSlot(directory, "w0", Part(0, 2)), WriterSlot(directory, "w1", Part(1, 2)):
-        begin(directory)
-        status = run_status(directory)
-    assert status.state == "running"
-    assert status.tokens_per_second == pytest.approx(tokens / 50)
+def test_a_job_array(runs: Runs) -> None:
+    """Two of four parts, one of which died before its first commit and was started again: who began when, and who not.
+
+    The start that is shown is the first one, and stays that; a task without a commit is listed.
+    """
+
+    async def dies(request: SampleRequest) -> None:
+        raise EngineError("dead")
+
+    runs(shard="0/4", resume=True)
+    before = run_status(runs.out)
+    for _ in range(2):
+        with pytest.raises(EngineError):
+            runs(FakeEngine(before=dies), shard="2/4", resume=True, max_restarts=0)
+    status = run_status(runs.out)
+    assert before.division is not None
+    assert status.division == replace(before.division, started=(0, 2), attempts=3)
+    assert [(writer.name, writer.samples, writer.last_commit is None) for writer in status.writers] == [
+        ("s0of4", 4, False),
+        ("s2of4", 0, True),
+    ]
+    output = shown(status)
+    assert "· 2 of 4 parts · 3 starts\n" in re.sub(" +\n", "\n", output)
+    assert "not begun: parts 1, 3" in output
+    assert re.search("s2of4 +no .*none yet", output)
+    runs(resume=True)
+    assert run_status(runs.out).division is None
 
 
-def test_rate_is_of_the_last_attempt(make_dataset: Callable[..., Any]) -> None:
-    """Shards of earlier attempts are not counted: the third was made in 20 seconds."""
-    directory, completions = make_dataset(0)
-    set_times(directory, [-9000, -8000, 20])
-    tokens = sum(len(completion.token_ids) for completion in completions[24:])
-    assert run_status(directory).tokens_per_second == pytest.approx(tokens / 20)
+def test_what_slurm_means_is_recorded(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of parts is known to whoever looks later."""
+    for name, value in {"TASK_ID": 5, "TASK_MIN": 4, "TASK_MAX": 6, "TASK_STEP": 1, "TASK_COUNT": 3}.items():
+        monkeypatch.setenv(f"SLURM_ARRAY_{name}", str(value))
+    runs(shard="slurm", resume=True)
+    assert run_status(runs.out).division == Division(3, (1,), 1, read_manifest(runs.out).attempts[0].started_at)
 
 
-def test_rate_is_of_the_last_commits(make_dataset: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """With two commits looked at: the tokens of the last two, in the time since the first."""
-    monkeypatch.setattr("rollgen.inspect.status.RECENT_COMMITS", 2)
-    directory, completions = make_dataset(0)
-    set_times(directory, [100, 110, 130])
-    tokens = sum(len(completion.token_ids) for completion in completions[12:])
-    assert run_status(directory).tokens_per_second == pytest.approx(tokens / 30)
-
-
-@pytest.mark.parametrize(
-    ("commits", "manifest"),
-    [([-3, -2, -1], 0.0), ([0, 0, 0], 0.0), ([10, 30, 50], 3600.0)],
-    ids=["no commit yet", "no time has passed", "a copy"],
-)
-def test_no_rate_where_there_is_none(make_dataset: Callable[..., Any], commits: list[float], manifest: float) -> None:
-    """None, rather than a number that was not measured: a copied directory has the times of the copy."""
-    directory, _ = make_dataset(0)
-    set_times(directory, commits, manifest=manifest)
-    with WriterSlot(directory, "w0"):
-        begin(directory)
-        status = run_status(directory)
-    assert (status.tokens_per_second, status.seconds_left) == (None, None)
+def test_times_that_are_none(make_dataset: Callable[..., Any]) -> None:
+    """A record that was written by somebody else is shown as it is."""
+    status = run_status(make_dataset(0).directory)
+    for text in ("yesterday", "0001-01-01T00:00:00+23:00"):
+        assert f"Started  {text} · attempt 1" in shown(replace(status, started_at=text))
 
 
 def test_json(make_dataset: Callable[..., Any]) -> None:
@@ -337,14 +302,32 @@ def test_view(make_dataset: Callable[..., Any]) -> None:
         "36 of 50 rows (72.0%) · 2 of these are retries",
         "1, owed again · engine 1",
         "5 of bad input rows",
-        "2026-01-02T03:04:05+00:00 · attempt 1",
+        "2026-01-02 03:04:05 UTC · attempt 1",
         "tokens/s at the last commits",
         "about 0:00:17",
         "4 shards missing or not readable: --resume makes what they held again · a · b · c · and 1 more",
         "w0      yes         3       36",
-        "2026-01-02T03:04:55+00:00",
+        "2026-01-02 03:04:55 UTC",
     ):
         assert text in output
+
+
+def test_tasks_of_a_cluster_are_one_row(make_dataset: Callable[..., Any]) -> None:
+    """With their counts, the latest commit, and whether their driver lives, who has no row unless it has shards."""
+    status = run_status(make_dataset(0).directory)
+    [whole] = status.writers
+    tasks = tuple(
+        replace(whole, name=f"r{number:016x}", last_commit=f"2026-01-02T03:04:5{number}+00:00") for number in range(3)
+    )
+    driver = replace(whole, alive=True, shards=0)
+    output = shown(replace(status, writers=(*tasks, driver)), width=80)
+    [row] = [row for row in output.splitlines() if "Ray tasks" in row]
+    assert row.split()[:6] == ["Ray", "tasks:", "3", "yes", "9", "108"]  # 3 shards and 36 samples each
+    assert row.rstrip().endswith("2026-01-02 03:04:52 UTC")
+    assert "w0" not in output
+    output = shown(replace(status, writers=(*tasks, replace(whole, alive=False))))
+    assert re.search(r"^w0 +no +3 ", output, re.MULTILINE)
+    assert "Ray tasks: 3  no " in output
 
 
 def test_view_of_almost_nothing(tmp_path: Path, empty_dataset: Path, make_dataset: Callable[..., Any]) -> None:

@@ -52,6 +52,17 @@ def test_view_fits_the_console(make_dataset: Callable[..., Any], width: int) -> 
     assert max(map(len, shown(stats, width=width).splitlines())) <= width
 
 
+def test_a_device_that_nobody_told(make_dataset: Callable[..., Any]) -> None:
+    """A server does not say where it runs: that is said in words."""
+    stats = dataset_stats(make_dataset(0).directory)
+    [attempt] = stats.manifest.attempts
+    for device, expected in (("unspecified", "device not told"), ("cuda", "cuda")):
+        engine = attempt.engine.model_copy(update={"device": device})
+        manifest = stats.manifest.model_copy(update={"attempts": [attempt.model_copy(update={"engine": engine})]})
+        output = shown(dataclasses.replace(stats, manifest=manifest), width=120)
+        assert f"Engine       {engine.name} {engine.version} · {expected} · " in output
+
+
 def test_view_names_what_is_stored(tmp_path: Path, make_extras: Callable[..., Path]) -> None:
     """Beside the supports, what the engine told of weights and experts."""
     output = shown(dataset_stats(make_extras(tmp_path / "run")), width=120)

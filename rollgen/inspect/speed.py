@@ -1,0 +1,123 @@
+"""How fast a run is at its last commits: tokens a second of the writers that are at work, or of the last that were.
+
+Each writer's rate is that of its commits since it began to sample, or of those of the last RECENT_SECONDS; rates of
+writers that work beside each other add up. A commit's time is the modification time of its shard, and when sampling
+began says the log of the attempt, because a model may load for minutes before. Times of files are believed only as long
+as the manifest's own time agrees with what it says: in a copy of a directory they mean nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from contextlib import suppress
+from datetime import datetime
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from rollgen.errors import DatasetError
+from rollgen.format.commit import TASK_NAMES
+from rollgen.format.files import open_regular
+from rollgen.format.schema import JOURNAL_DIR, LOGS_DIR, MANIFEST_FILE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from rollgen.format.manifest import Manifest
+
+RECENT_SECONDS: Final = 600.0
+"""Over which a rate is measured: several commits, unless they are far apart."""
+DRIVER: Final = "w0"
+"""Who commits for the tasks of a cluster, and keeps their log."""
+PART_NAME: Final = re.compile(r"s(?P<number>\d{1,9})of(?P<of>\d{1,9})")
+"""Of who makes a part (`--shard`)."""
+_CLOCK_SECONDS: Final = 60.0
+"""By which the manifest's modification time may differ from the start that it records."""
+_LOG: Final = re.compile(r"\d{8}T\d{6}-(?P<writer>[A-Za-z0-9_]+)\.log")
+_SAMPLING: Final = re.compile(rb"^(\S+) phase: generate$", re.MULTILINE)
+_LOG_HEAD: Final = 1 << 16
+"""Bytes of a log that are searched for the beginning of sampling: what comes before is a few lines."""
+
+
+class Commit(NamedTuple):
+    """A shard, as far as it tells of speed."""
+
+    writer: str
+    time: float
+    tokens: int
+
+
+def is_task(writer: str) -> bool:
+    """Whether this is the name of a task of a cluster, and not of a writer with a journal."""
+    return re.fullmatch(TASK_NAMES, writer) is not None
+
+
+def tokens_per_second(
+    directory: Path, manifest: Manifest, commits: Iterable[Commit], at_work: frozenset[str] | None
+) -> float | None:
+    """Of the writers `at_work`; None for those of the last attempt, and of who worked beside it.
+
+    None when there is nothing to measure by, as before the first commit of an attempt.
+    """
+    started = _last_start(directory, manifest)
+    if started is None:
+        return None
+    begun = _begun(directory)
+    by_writer = defaultdict(list)
+    for commit in commits:
+        by_writer[DRIVER if is_task(commit.writer) else commit.writer].append(commit)
+    last = {name for name, those in by_writer.items() if max(commit.time for commit in those) > started}
+    names = last if at_work is None else at_work
+    began = {name: max(begun.get(name, started), _earliest(directory, name, started, at_work)) for name in by_writer}
+    return sum(_rate(by_writer[name], began[name]) for name in names & began.keys()) or None
+
+
+def _last_start(directory: Path, manifest: Manifest) -> float | None:
+    """When the last attempt started; None when file times do not agree with it."""
+    if not manifest.attempts:
+        return None
+    path = directory / MANIFEST_FILE
+    try:
+        started = datetime.fromisoformat(manifest.attempts[-1].started_at).timestamp()
+    except ValueError:
+        raise DatasetError(f"{path}: started_at of the last attempt is not an ISO 8601 time") from None
+    written = path.stat().st_mtime
+    return started if abs(written - started) <= _CLOCK_SECONDS else None
+
+
+def _begun(directory: Path) -> dict[str, float]:
+    """When each writer that keeps logs began to sample, in its last attempt that came so far."""
+    begun = {}
+    for path in sorted((directory / LOGS_DIR).glob("*.log")):  # oldest first
+        if (name := _LOG.fullmatch(path.name)) and (time := _sampling_since(path)) is not None:
+            begun[name["writer"]] = time
+    return begun
+
+
+def _sampling_since(log: Path) -> float | None:
+    """When the sampling of an attempt began; None for one that did not, and for what is no log."""
+    with suppress(OSError, DatasetError, ValueError), open_regular(log) as file:
+        found = _SAMPLING.search(file.read(_LOG_HEAD))
+        return None if found is None else datetime.fromisoformat(found[1].decode()).timestamp()
+    return None
+
+
+def _earliest(directory: Path, writer: str, started: float, at_work: frozenset[str] | None) -> float:
+    """What a writer made before is of an earlier attempt: who makes a part may have begun before the last to start."""
+    if PART_NAME.fullmatch(writer) is None:
+        return started
+    is_alive = at_work is not None and writer in at_work
+    return (directory / JOURNAL_DIR / f"{writer}.lock").stat().st_mtime if is_alive else 0.0
+
+
+def _rate(commits: Sequence[Commit], began: float) -> float:
+    """Tokens a second of one writer over its last commits since it `began`; 0 without any.
+
+    The time of a commit is that since the one before it, or since the beginning.
+    """
+    since = [commit for commit in commits if commit.time > began]
+    if not since:
+        return 0.0
+    last = max(commit.time for commit in since)
+    begin = max((commit.time for commit in since if commit.time <= last - RECENT_SECONDS), default=began)
+    return sum(commit.tokens for commit in since if commit.time > begin) / (last - begin)
