@@ -5,7 +5,8 @@
     ├── ResumeRefused           exit 4   a run or a state is not what this would continue, or the run is alive
     ├── DatasetError            exit 1   a dataset directory or file is damaged, missing or not rollgen's
     │   ├── MissingFile         exit 1   it is not there: removed, replaced, or never copied
-    │   └── Unreadable          exit 1   the machine could not read it: nothing is known about its content
+    │   ├── Unreadable          exit 1   the machine could not read it: nothing is known about its content
+    │   └── Unsent              exit 1   the storage did not take it: sent again, it may arrive
     ├── EngineError             exit 1   the inference engine could not start, died or stalled
     │   └── UnfitEngine         exit 1   it runs but cannot give what was asked for: starting it again would not help
     ├── CaptureError            exit 1   one completion came back without an exact, complete support
@@ -50,6 +51,10 @@ class MissingFile(DatasetError):
 
 class Unreadable(DatasetError):
     """The machine failed, not the file: memory ran out, the disk or a permission refused. Neither damaged nor sound."""
+
+
+class Unsent(DatasetError):
+    """A storage failed or refused to write or remove something, or spoiled it. It may not when it is asked again."""
 
 
 class EngineError(RollgenError):

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from rollgen.engines.base import SampleRequest
-from rollgen.errors import DatasetError, UsageError
+from rollgen.errors import UsageError
 from rollgen.format.commit import Part
+from rollgen.format.done import Bools, Located, mark_all
 from rollgen.format.reader import StoredKeys
 from rollgen.format.recovery import Recovery
 from rollgen.format.retries import RetryList
@@ -86,15 +87,11 @@ class OpenLedger:
         """See `format.done.StoredSamples`; so below."""
         return first_problem(check_planless(table))
 
-    def new(self, keys: StoredKeys, place: Path | str) -> npt.NDArray[np.bool_]:
-        found = _named(keys)
-        first = {key: row for row, key in reversed([*enumerate(found)])}
-        return np.array([key not in self._stored and first[key] == row for row, key in enumerate(found)], np.bool_)
+    def locate(self, keys: StoredKeys, place: Path | str) -> Located:
+        return _OpenRows([*zip(keys.prompt_id.to_pylist(), keys.sample_index.tolist(), strict=True)], self._stored)
 
     def mark(self, keys: StoredKeys, place: Path | str) -> None:
-        if not self.new(keys, place).all():
-            raise DatasetError(f"{place}: holds samples that are stored already; remove one of the two copies")
-        self._stored.update(_named(keys))
+        mark_all(self.locate(keys, place), place)
 
     def owns(self, prompt_id: str) -> bool:
         """Whether the prompt is of this writer's part."""
@@ -118,8 +115,20 @@ class OpenLedger:
         return (prompt_id, sample_index) in self._stored
 
 
-def _named(keys: StoredKeys) -> list[tuple[str, int]]:
-    return [*zip(keys.prompt_id.to_pylist(), keys.sample_index.tolist(), strict=True)]
+@dataclass(frozen=True, slots=True)
+class _OpenRows:
+    """`format.done.Located`."""
+
+    keys: list[tuple[str, int]]
+    stored: set[tuple[str, int]]
+
+    @property
+    def new(self) -> Bools:
+        first = {key: row for row, key in reversed([*enumerate(self.keys)])}
+        return np.array([key not in self.stored and first[key] == row for row, key in enumerate(self.keys)], np.bool_)
+
+    def mark(self, rows: Bools) -> None:
+        self.stored.update(key for key, chosen in zip(self.keys, rows, strict=True) if chosen)
 
 
 Ledger = PlannedLedger | OpenLedger

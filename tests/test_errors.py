@@ -19,12 +19,13 @@ from rollgen.errors import (
     TooManyFailures,
     UnfitEngine,
     Unreadable,
+    Unsent,
     UsageError,
 )
 from rollgen.loop.stop import Interrupted
 
 FAILED = (
-    *(RollgenError, DatasetError, MissingFile, Unreadable, EngineError, UnfitEngine),
+    *(RollgenError, DatasetError, MissingFile, Unreadable, Unsent, EngineError, UnfitEngine),
     *(CaptureError, IncompleteSupport, TooManyFailures),
 )
 CODES: dict[type[RollgenError], int] = {**dict.fromkeys(FAILED, 1), UsageError: 2, ResumeRefused: 4}
@@ -72,3 +73,5 @@ def test_interruption_names_its_signal(number: int, name: str) -> None:
         error = Interrupted(number, stored)
         assert error.signal_number == number
         assert str(error) == f"interrupted by {name}; {expected}, --resume continues"
+    full = Interrupted(number, 7, DatasetError("out: disk full"))
+    assert "; the samples that were finished last could not be committed: out: disk full, --resume" in str(full)

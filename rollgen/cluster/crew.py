@@ -128,7 +128,7 @@ class RayCrew:
         if books.problem is not None:
             raise books.problem
         if stream.error is not None:
-            raise _ended(stream.error) from stream.error
+            raise EngineError(f"Ray ended the job: {_one_line(stream.error)}; {CONTINUE}") from stream.error
 
 
 class _Stream(threading.Thread):
@@ -223,6 +223,7 @@ async def _rest(board: Any, books: Books, stream: _Stream, receiving: asyncio.Ta
         stream.stop()
         with suppress(RayError):
             await board.close.remote()
+        with suppress(RayError):  # also of a board that is gone: what it has sent is committed, and told
             await receiving
     deadline = time.monotonic() + LEAVE_SECONDS
     while not stream.over and time.monotonic() < deadline:

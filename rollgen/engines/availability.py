@@ -39,6 +39,7 @@ async def wait_until_well(
     """Raises EngineError after so many seconds, UnfitEngine when it is another server now. `probed`: it just was."""
     started, pause = time.monotonic(), FIRST_PAUSE
     while (problem := await inspection.problem(wire, thorough=not probed)) is not None:
+        probed = False  # it is not known what comes back
         if time.monotonic() - started > seconds:
             raise EngineError(f"{address}: the server has been away for {seconds:.0f} s: {problem}; start it")
         await asyncio.sleep(pause)

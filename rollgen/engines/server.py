@@ -93,7 +93,7 @@ async def describe_server(wire: Wire, address: Address) -> ServerModel:
     """What one server says. Raises as `describe`."""
     try:
         models = _Models.model_validate_json(await wire.get(MODELS_PATH)).data
-        version = await _version(wire)
+        version = await _version(wire, address)
     except Unreachable as error:
         raise EngineError(f"{address}: no server answers: {error}; start it, or check --server") from None
     except Refused as refused:
@@ -129,10 +129,15 @@ async def _describe_one(address: Address) -> ServerModel:
             return await describe_server(wire, address)
 
 
-async def _version(wire: Wire) -> str:
+async def _version(wire: Wire, address: Address) -> str:
+    """Raises EngineError for a server that would tell another time."""
     try:
         return _Version.model_validate_json(await wire.get(VERSION_PATH)).version
-    except (Refused, Oversized, ValidationError):
+    except Refused as refused:
+        if refused.status >= 500 or refused.status == 429:
+            raise refusal(refused, address, f"GET {VERSION_PATH}") from None
+        return UNKNOWN
+    except (Oversized, ValidationError):
         return UNKNOWN
 
 

@@ -13,6 +13,7 @@ server that was named. No message holds the key, or names the server.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import re
 import socket
@@ -194,9 +195,10 @@ async def _read(response: aiohttp.ClientResponse, most: int) -> bytes:
 def _retry_after(response: aiohttp.ClientResponse) -> float:
     """Seconds; a date counts as none."""
     try:
-        return min(max(float(response.headers.get("Retry-After", 0)), 0.0), MAX_RETRY_AFTER)
+        seconds = float(response.headers.get("Retry-After", 0))
     except ValueError:
         return 0.0
+    return min(max(seconds, 0.0), MAX_RETRY_AFTER) if math.isfinite(seconds) else 0.0
 
 
 def _reason(error: aiohttp.ClientError | OSError) -> str:

@@ -6,6 +6,7 @@ are stored elsewhere by now, the other rows make a shard too.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from rollgen.errors import DatasetError
+from rollgen.errors import DatasetError, Unreadable
 from rollgen.format.done import Bools, Problem
 from rollgen.format.journal import JournalLine, file_sha256, footer_sha256
 from rollgen.format.reader import (
@@ -32,6 +33,10 @@ _FOOTER_KEYS: Final = b"rollgen."
 """What those of ours begin with."""
 
 
+class PlanUnreadable(Unreadable):
+    """The plan is missing or damaged: nobody can tell whether rows are of this dataset."""
+
+
 class Adopted(NamedTuple):
     """A sound shard of this dataset."""
 
@@ -40,13 +45,25 @@ class Adopted(NamedTuple):
 
 
 def adopt(path: Path, config_digest: str, problem: Problem, place: str | None = None) -> Adopted:
-    """Read a shard whole. Raises DatasetError, which names `place`, when it is damaged or not of this dataset."""
+    """Read a shard whole. Raises DatasetError, which names `place`, when it is damaged or not of this dataset,
+
+    and PlanUnreadable when that cannot be told.
+    """
     place = place or str(path)
     with open_shard(path, config_digest=config_digest, place=place) as shard:
         for index in range(len(shard.row_group_rows)):
-            if found := problem(read_row_group(shard, index)):
+            if found := _asked(problem, read_row_group(shard, index)):
                 raise DatasetError(f"{place}: row group {index}: {found}: it is of another dataset")
         return Adopted(stored_keys(shard), line_of(path, shard))
+
+
+def _asked(problem: Problem, table: pa.Table) -> str | None:
+    try:
+        return problem(table)
+    except Unreadable:
+        raise
+    except DatasetError as error:
+        raise PlanUnreadable(str(error)) from error
 
 
 def line_of(path: Path, shard: ShardReader) -> JournalLine:
@@ -61,20 +78,24 @@ def line_of(path: Path, shard: ShardReader) -> JournalLine:
 
 
 def write_rows(path: Path, kept: Bools, target: Path) -> JournalLine:
-    """Make a shard of some rows of one, which are bool [N], in their order. Returns its line. Raises OSError."""
+    """Make a shard of some rows of one, which are bool [N], in their order. Returns its line. Raises OSError.
+
+    It is on disk on return, if not under its name.
+    """
     with open_shard(path) as shard:
         metadata = {name: text for name, text in shard.file.metadata.metadata.items() if name.startswith(_FOOTER_KEYS)}
         schema = pa.schema([field for field in shard.schema if field.name in shard.stored], metadata)
         write_parquet(target, _kept_row_groups(shard, schema, kept), schema)
     verify_shard(target)
+    fsync_file(target)
     with open_shard(target) as shard:
         return line_of(target, shard)
 
 
-def keys_at(keys: StoredKeys, kept: Bools) -> StoredKeys:
-    """Those of some rows."""
-    prompt_id = keys.prompt_id.filter(pa.array(kept))
-    return StoredKeys(keys.prompt_index[kept], keys.sample_index[kept], prompt_id, keys.generation[kept])
+def fsync_file(path: Path) -> None:
+    """Its bytes are on disk on return. Raises OSError."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def _kept_row_groups(shard: ShardReader, schema: pa.Schema, kept: Bools) -> Iterator[pa.Table]:

@@ -252,10 +252,13 @@ class WriterSlot:
     def renew(self) -> None:
         """Take another name for this attempt: who works for it under the old one has no part in it from now on.
 
-        See `is_current`. In the start section.
+        See `is_current`. In the start section. The time of the lock file stays: it says when this writer started.
         """
+        assert self._lock is not None
+        times = os.fstat(self._lock.fileno())
         self.attempt = uuid4().hex
         self._say(replace(read_holder(self.directory, self.writer), attempt=self.attempt))
+        os.utime(self._lock.fileno(), ns=(times.st_atime_ns, times.st_mtime_ns))
 
     def _come_back(self) -> None:
         """Complete what was decided, remove what was not, and go on after the last name."""

@@ -24,14 +24,25 @@ Problem = Callable[[pa.Table], str | None]
 """What keeps rows, given with all their columns, from being of a dataset: in words, or None."""
 
 
+class Located(Protocol):
+    """Rows of a shard, N, whose samples have been looked up."""
+
+    @property
+    def new(self) -> Bools:
+        """bool [N]: those that are not stored now; of two of the same sample, the first."""
+
+    def mark(self, rows: Bools) -> None:
+        """The samples of these rows, bool [N], are stored."""
+
+
 class StoredSamples(Protocol):
     """What is stored, by their keys."""
 
     def problem(self, table: pa.Table) -> str | None:
         """See `Problem`."""
 
-    def new(self, keys: StoredKeys, place: Path | str) -> Bools:
-        """bool [N]: rows of a shard whose samples are not stored yet. Raises DatasetError for what is not planned."""
+    def locate(self, keys: StoredKeys, place: Path | str) -> Located:
+        """Look up the samples of a shard. Raises DatasetError for what is not planned."""
         ...
 
     def mark(self, keys: StoredKeys, place: Path | str) -> None:
@@ -60,6 +71,28 @@ class _Place(NamedTuple):
     places: npt.NDArray[np.int64]
 
 
+@dataclass(frozen=True, slots=True)
+class _PlannedRows:
+    """`Located`."""
+
+    count: int
+    places: list[_Place]
+    done: list[Bools]
+
+    @property
+    def new(self) -> Bools:
+        new = np.zeros(self.count, np.bool_)
+        for generation, rows, places in self.places:
+            first = np.zeros(len(rows), np.bool_)
+            first[np.unique(places, return_index=True)[1]] = True
+            new[rows] = first & ~self.done[generation][places]
+        return new
+
+    def mark(self, rows: Bools) -> None:
+        for generation, at, places in self.places:
+            self.done[generation][places[rows[at]]] = True
+
+
 class PlannedSamples:
     """`StoredSamples` of a dataset with a plan. Raises DatasetError when retries and plan contradict each other."""
 
@@ -74,21 +107,13 @@ class PlannedSamples:
         """See `StoredSamples`; so below."""
         return self._planned.problem(table)
 
-    def new(self, keys: StoredKeys, place: Path | str) -> Bools:
-        new = np.zeros(len(keys.prompt_index), np.bool_)
-        for generation, rows, places in self._located(keys, place):
-            first = np.zeros(len(rows), np.bool_)
-            first[np.unique(places, return_index=True)[1]] = True
-            new[rows] = first & ~self.done[generation][places]
-        return new
+    def locate(self, keys: StoredKeys, place: Path | str) -> Located:
+        return _PlannedRows(len(keys.prompt_index), self._places_of(keys, place), self.done)
 
     def mark(self, keys: StoredKeys, place: Path | str) -> None:
-        if not self.new(keys, place).all():
-            raise DatasetError(f"{place}: holds samples that are stored already; remove one of the two copies")
-        for generation, _, places in self._located(keys, place):
-            self.done[generation][places] = True
+        mark_all(self.locate(keys, place), place)
 
-    def _located(self, keys: StoredKeys, place: Path | str) -> list[_Place]:
+    def _places_of(self, keys: StoredKeys, place: Path | str) -> list[_Place]:
         """The flags of a shard's rows, by generation."""
         index, sample, offsets = keys.prompt_index, keys.sample_index, self._planned.sample_offsets
         known = (index >= 0) & (index < len(offsets) - 1)
@@ -113,6 +138,14 @@ class PlannedSamples:
         found = places < len(listed)
         found[found] = listed[places[found]] == wanted[found]
         return found, places
+
+
+def mark_all(located: Located, place: Path | str) -> None:
+    """Mark all rows of a shard. Raises DatasetError, having marked none, when a sample is stored already."""
+    new = located.new
+    if not new.all():
+        raise DatasetError(f"{place}: holds samples that are stored already; remove one of the two copies")
+    located.mark(new)
 
 
 def _refuse_unknown(known: Bools, keys: StoredKeys, place: Path | str) -> None:

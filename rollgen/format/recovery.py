@@ -6,7 +6,9 @@ Done is what committed, readable shards hold; a file that merely exists proves n
                               elsewhere, it counts; so does a file that has the name of another one, and that has its
     without a journal line    a crash fell between the commit's last two steps: verify it whole, its rows against the
                               plan too, then add the line. Where others have stored some of its samples since, the
-                              rest becomes a shard of this writer, and it is retired and moved to quarantine/
+                              rest becomes a shard of this writer, and it is retired and moved to quarantine/; a part
+                              does that only for a rest of its own: one of other parts is left to them, and one of its
+                              own and others is refused
     damaged, or not of this   retired in the journal and moved to quarantine/; its samples are owed again
     dataset
     retired, not yet moved    moved: a crash fell in between
@@ -15,7 +17,8 @@ Done is what committed, readable shards hold; a file that merely exists proves n
 Of a dataset in object storage only the keys are fetched, of every shard; one that is not there, has another size or is
 damaged in what was fetched, is listed and fetched a second time, because a storage may err, and then retired. What
 waits in the workspace to be sent is verified as above, gets the next name and its line, and is sent without what has
-been stored elsewhere since; what is damaged or not of this dataset is set aside on this machine.
+been stored elsewhere since or is of other parts; what is damaged or not of this dataset, and the whole of what holds
+unstored samples of other parts, is set aside on this machine.
 
 Nothing is deleted. What the machine cannot read, for want of memory or because a disk fails, is neither damaged nor
 done: recovery stops there. It stops too at a file that is what was committed and yet makes no sense. A shard of another
@@ -34,10 +37,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from rollgen.errors import DatasetError, MissingFile, Unreadable
-from rollgen.format.adoption import adopt, keys_at, write_rows
-from rollgen.format.commit import Fetched, Remote, WriterSlot, quarantine
-from rollgen.format.done import PlannedKeys, PlannedSamples, StoredSamples
+from rollgen.errors import DatasetError, MissingFile, ResumeRefused, Unreadable
+from rollgen.format.adoption import adopt, write_rows
+from rollgen.format.commit import Fetched, Part, Remote, WriterSlot, quarantine
+from rollgen.format.done import Bools, PlannedKeys, PlannedSamples, StoredSamples
 from rollgen.format.journal import (
     Journal,
     JournalLine,
@@ -81,10 +84,11 @@ def recover(
     """Bring journal and shards into agreement and collect what is done.
 
     What writers with a name in `apart` have made is passed over: they look after it themselves, and it is nothing that
-    this writer could make.
+    this writer could make. It is looked at only where strangers have left shards without a line.
 
     Raises DatasetError when a committed shard holds a key that was not planned, or one that another one holds too: such
-    a dataset needs a human. Raises Unreadable when the machine fails to read a shard, which stays as it is.
+    a dataset needs a human. Raises Unreadable when the machine fails to read a shard, which stays as it is, and
+    ResumeRefused for one whose rest only a writer of all prompts may add.
     """
     samples = PlannedSamples(planned)
     findings = recover_shards(slot, config_digest, samples, apart=apart)
@@ -102,14 +106,16 @@ def recover_shards(
     journal = read_journal(slot.directory)
     shards = list_shards(slot.directory)
     lost = sorted(journal.committed.keys() - {path.name for path in shards})
+    places = [*shards, *(slot.directory / DATA_DIR / name for name in lost)]
     unvouched: list[Path] = []
-    for path in [*shards, *(slot.directory / DATA_DIR / name for name in lost)]:
+    for path in places:
         line, writer = journal.committed.get(path.name), _writer_of(path.name)
         if writer in apart:
             continue
         if writer in alive:
             if path.name not in journal.retired:
-                samples.mark(_live_keys(path, line, config_digest), path)
+                fix = "stop its writer, which is alive, and start again"
+                samples.mark(_keys_or(fix, path, line, config_digest), path)
         elif path.name in journal.retired:
             quarantine(slot.directory, path)
         elif line is None:
@@ -122,8 +128,22 @@ def recover_shards(
             keys = _settle(slot, path, line, journal, config_digest, findings) if keys is None else keys
             if keys is not None:
                 samples.mark(keys, path)
-    findings += [_adopt(slot, path, config_digest, samples) for path in unvouched]  # now it is known what is new
-    return tuple(findings)
+    if apart and any(_writer_of(path.name) != slot.writer for path in unvouched):
+        siblings = [path for path in places if _writer_of(path.name) in apart]
+        _mark_siblings(siblings, journal, alive, config_digest, samples)
+    # now it is known what is new
+    return (*findings, *(_adopt(slot, path, config_digest, samples, apart) for path in unvouched))
+
+
+def _mark_siblings(
+    shards: Iterable[Path], journal: Journal, alive: Collection[str], config_digest: str, samples: StoredSamples
+) -> None:
+    """What is committed of other parts is stored. Where a dead one's line is missing, that part will see to it."""
+    for path in shards:
+        line, is_alive = journal.committed.get(path.name), _writer_of(path.name) in alive
+        if path.name not in journal.retired and (line is not None or is_alive):
+            fix = "stop its writer, which is alive, and start again" if is_alive else "continue its part first"
+            samples.mark(_keys_or(fix, path, line, config_digest), path)
 
 
 def renumber(shards: Iterable[Path], writer: str, first: int) -> list[Path]:
@@ -161,7 +181,7 @@ def _recover_remote(
 
 def _retire_lost(slot: WriterSlot, shards: Iterable[Fetched], config_digest: str, samples: StoredSamples) -> list[str]:
     """Look a second time at shards in object storage, and retire those that are not what was committed."""
-    findings, alive = [], slot.others()
+    lost, alive = [], slot.others()
     for shard in shards:
         damage = _mark_fetched(shard, config_digest, samples)
         if damage is None:
@@ -170,9 +190,10 @@ def _retire_lost(slot: WriterSlot, shards: Iterable[Fetched], config_digest: str
             raise Unreadable(f"{damage}; yet it is listed: the storage contradicts itself, try again")
         if _writer_of(shard.line.file) in alive:
             raise DatasetError(f"{damage}; stop its writer, which is alive, and start again") from damage
-        slot.retire(shard.line)
-        findings.append(f"{damage}; its samples are owed again")
-    return findings
+        lost.append((shard.line, damage))
+    for line, _ in lost:  # all have been looked at: a storage that errs has changed nothing
+        slot.retire(line)
+    return [f"{damage}; its samples are owed again" for _, damage in lost]
 
 
 def _mark_fetched(shard: Fetched, config_digest: str, samples: StoredSamples) -> DatasetError | None:
@@ -196,25 +217,43 @@ def _send(slot: WriterSlot, remote: Remote, path: Path, config_digest: str, samp
     """Commit a shard that was left in the workspace, or what is new in it. Returns the finding."""
     try:
         keys, line = adopt(path, config_digest, samples.problem)
-        new = samples.new(keys, path) & (keys.prompt_index % slot.part.of == slot.part.number)
+        located = samples.locate(keys, path)
     except (MissingFile, Unreadable):
         raise
     except DatasetError as error:
         return f"{error}; this shard had not been committed, and is kept in {remote.set_aside(path)}"
+    found = f"{path.name}: finished, but not committed by the last attempt"
+    unstored, ours = located.new, _of_part(keys, slot.part)
+    new, others = unstored & ours, unstored & ~ours
     if not new.any():
+        if others.any():
+            return f"{found}; not sent{_left_out(unstored, others)}; kept in {remote.set_aside(path)}"
         path.unlink()
-        return f"{path.name}: finished, but not committed by the last attempt; all of it has been stored since"
+        return f"{found}; all of it has been stored since"
+    kept = ""
     if not new.all():
         temporary = slot.temporary()
         line = replace(write_rows(path, new, temporary), file=path.name)
+        if others.any():  # they may be nowhere else
+            kept = f"; all of it is kept in {remote.set_aside(path)}"
         os.replace(temporary, path)
-    samples.mark(keys_at(keys, new), path)
+    located.mark(new)
     slot.append(line)
-    return f"{path.name}: finished, but not committed by the last attempt; verified, sent and added{_left_out(new)}"
+    return f"{found}; verified, sent and added{_left_out(unstored, others)}{kept}"
 
 
-def _left_out(new: npt.NDArray[np.bool_]) -> str:
-    return "" if new.all() else f", without {np.count_nonzero(~new)} of {len(new)} samples, which are stored already"
+def _left_out(unstored: Bools, others: Bools) -> str:
+    """What is not sent of a shard: what is stored, and what is of other parts."""
+    counts = {"stored already": np.count_nonzero(~unstored), "of other parts": np.count_nonzero(others)}
+    total = sum(counts.values())
+    texts = [f"{count} {text}" for text, count in counts.items() if count]
+    return f", without {total} of {len(unstored)} samples: {', '.join(texts)}" if total else ""
+
+
+def _of_part(keys: StoredKeys, part: Part) -> Bools:
+    """bool [N]: which rows are of these prompts."""
+    ours: Bools = keys.prompt_index % part.of == part.number
+    return ours
 
 
 def _writer_of(name: str) -> str | None:
@@ -244,12 +283,13 @@ def _seen_keys(path: Path, line: JournalLine | None, config_digest: str) -> Stor
         return None
 
 
-def _live_keys(path: Path, line: JournalLine | None, config_digest: str) -> StoredKeys:
+def _keys_or(fix: str, path: Path, line: JournalLine | None, config_digest: str) -> StoredKeys:
+    """Those of another writer's shard, which is not ours to mend. Raises DatasetError, with this fix."""
     try:
         with open_shard(path, line=line, config_digest=config_digest) as shard:
             return stored_keys(shard)
     except DatasetError as error:
-        raise DatasetError(f"{error}; stop its writer, which is alive, and start again") from error
+        raise DatasetError(f"{error}; {fix}") from error
 
 
 def _settle(
@@ -268,35 +308,48 @@ def _settle(
     return _committed_keys(path, sha256, line, config_digest, findings)
 
 
-def _adopt(slot: WriterSlot, path: Path, config_digest: str, samples: StoredSamples) -> str:
-    """Add the line of a shard that has none, or what is new in it as another shard. Returns the finding."""
+def _adopt(slot: WriterSlot, path: Path, config_digest: str, samples: StoredSamples, apart: Collection[str]) -> str:
+    """Add the line of a shard that has none, or what is new in it as another shard. Returns the finding.
+
+    That has this writer's name, which those in `apart` pass over: none of it may be theirs.
+    """
     try:
         keys, line = adopt(path, config_digest, samples.problem)
-        new = samples.new(keys, path)
+        located = samples.locate(keys, path)
     except (MissingFile, Unreadable):
         raise
     except DatasetError as error:
         slot.retire(_unread_line(path))
         moved = quarantine(slot.directory, path)
         return f"{error}; moved to {moved.parent.name}/, its samples are owed again"
+    new, found = located.new, f"{path}: committed without its journal line (a crash)"
     if new.all():
         slot.append(line)
-    else:
-        if new.any():
-            _commit_rows(slot, path, new)
-        slot.retire(line)
-        quarantine(slot.directory, path)
-    samples.mark(keys_at(keys, new), path)
-    return f"{path}: committed without its journal line (a crash); verified and added{_left_out(new)}"
+        located.mark(new)
+        return f"{found}; verified and added"
+    rest = f"{np.count_nonzero(new)} of {len(new)} samples"
+    if apart and not (ours := _of_part(keys, slot.part))[new].all():
+        if not (new & ours).any():
+            return f"{found}; {rest} are stored nowhere else, and left to the parts that make them"
+        raise ResumeRefused(
+            f"{path}: holds finished samples of several parts that no journal line vouches for, of which {rest} are "
+            "stored nowhere else; continue once without --shard, which adds them"
+        )
+    added = f"{rest} were stored nowhere else, and are added as {_commit_rows(slot, path, new)}" if new.any() else ""
+    slot.retire(line)
+    moved = quarantine(slot.directory, path)
+    located.mark(new)
+    return f"{found}; {added or 'all of it has been stored since'}; moved to {moved.parent.name}/"
 
 
-def _commit_rows(slot: WriterSlot, path: Path, rows: npt.NDArray[np.bool_]) -> None:
-    """Make a shard of this writer's of some rows of one that will be retired."""
+def _commit_rows(slot: WriterSlot, path: Path, rows: Bools) -> str:
+    """Make a shard of this writer's of some rows of one that will be retired. Returns its name."""
     temporary = slot.temporary()
     made = write_rows(path, rows, temporary)
     line = slot.publish(temporary, rows=made.rows, tokens=made.tokens, mask_ids=made.mask_ids)
     temporary.unlink()
     slot.append(line)
+    return line.file
 
 
 def _vouched_sha256(path: Path, line: JournalLine, journal: Journal) -> str:

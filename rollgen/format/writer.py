@@ -6,8 +6,9 @@ commit run in one background thread while the caller goes on adding, also when a
 at most one shard is being written at a time, so memory is bounded by about twice `MAX_BUFFER_BYTES`: whoever adds more
 waits. An error in that thread is raised by the next call; the shard is kept and tried again at the next commit, so that
 a full disk costs nothing once it is cleared, and what comes after it gets its final name too before a commit is tried:
-when a storage fails for good, all that is finished is on disk. The thread takes the GIL only a few times for each row
-group, because each time it has to wait for a busy caller.
+when a storage fails for good, all that is finished is on disk. Where the disk has no room for that, what has its name
+is committed all the same, which makes room when it is sent away. The thread takes the GIL only a few times for each
+row group, because each time it has to wait for a busy caller.
 """
 
 from __future__ import annotations
@@ -195,18 +196,33 @@ class ShardWriter:
             committing.result()
 
     def _write(self) -> None:
-        """Commit what is pending, after all of it has its final name."""
-        temporary = self._slot.temporary()
-        try:
-            lines = [shard.line or self._publish(shard) for shard in self._pending]
-            for line in lines:
-                self._slot.append(line)
-                self._pending.popleft()
-                self.committed.append(line)
-        except OSError as error:
-            raise DatasetError(f"{temporary}: cannot be written: {error.strerror or error}") from error
+        """Commit what is pending, one after the other, each after all of it that can has its final name."""
+        while self._pending:
+            temporary = self._slot.temporary()
+            try:
+                self._publish_in_order()
+                self._append_first()
+            except OSError as error:
+                raise DatasetError(f"{temporary}: cannot be written: {error.strerror or error}") from error
 
-    def _publish(self, shard: _Shard) -> JournalLine:
+    def _publish_in_order(self) -> None:
+        """Raises when the first shard cannot get its name. Of a later one the error waits until that is the first."""
+        try:
+            for shard in self._pending:
+                if shard.line is None:
+                    self._publish(shard)
+        except Exception:
+            if self._pending[0].line is None:
+                raise
+
+    def _append_first(self) -> None:
+        line = self._pending[0].line
+        assert line is not None
+        self._slot.append(line)
+        self._pending.popleft()
+        self.committed.append(line)
+
+    def _publish(self, shard: _Shard) -> None:
         temporary = self._slot.temporary()
         with ExitStack() as on_exit:
             on_exit.callback(temporary.unlink, missing_ok=True)  # published, it has its final name
@@ -214,7 +230,6 @@ class ShardWriter:
             verify_shard(temporary)
             shard.line = self._slot.publish(temporary, rows=shard.rows, tokens=shard.tokens, mask_ids=shard.mask_ids)
         shard.row_groups = []
-        return shard.line
 
 
 @dataclass(slots=True)

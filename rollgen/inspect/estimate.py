@@ -23,8 +23,8 @@ from rich import filesize
 
 from rollgen.errors import DatasetError
 from rollgen.format.commit import WHOLE, Part
-from rollgen.format.journal import list_shards, read_journal
-from rollgen.format.reader import open_dataset, read_columns
+from rollgen.format.journal import committed_shards, list_shards, read_journal
+from rollgen.format.reader import open_shard, read_columns
 from rollgen.format.schema import QUARANTINE_DIR, RETIRED_DIR
 from rollgen.inspect.terminal import counted, duration, number
 
@@ -144,9 +144,11 @@ def stored_of(directory: Path, part: Part, status: RunStatus, *, has_shards: boo
         return status.stored
     if not has_shards:
         return sum(writer.samples for writer in status.writers if writer.name == f"s{part.number}of{part.of}")
-    rows = 0
-    for shard in open_dataset(directory).shards:
-        with suppress(DatasetError), shard.open() as reader:  # a damaged one is set aside, and owed again
+    rows, (journal, paths) = 0, committed_shards(directory)
+    for path in paths:
+        if path.name in journal.retired:
+            continue
+        with suppress(DatasetError), open_shard(path) as reader:  # a damaged one is set aside, and owed again
             prompts = read_columns(reader, ["prompt_index"])["prompt_index"].to_numpy()
             rows += int(np.count_nonzero(prompts % part.of == part.number))
     return rows

@@ -106,8 +106,10 @@ def _earliest(directory: Path, writer: str, started: float, at_work: frozenset[s
     """What a writer made before is of an earlier attempt: who makes a part may have begun before the last to start."""
     if PART_NAME.fullmatch(writer) is None:
         return started
-    is_alive = at_work is not None and writer in at_work
-    return (directory / JOURNAL_DIR / f"{writer}.lock").stat().st_mtime if is_alive else 0.0
+    if at_work is not None and writer in at_work:
+        with suppress(FileNotFoundError):  # it has ended meanwhile
+            return (directory / JOURNAL_DIR / f"{writer}.lock").stat().st_mtime
+    return 0.0
 
 
 def _rate(commits: Sequence[Commit], began: float) -> float:

@@ -74,7 +74,11 @@ class RunStats:
 
 
 class Reporter(Protocol):
-    """Where a run tells what it is doing. All calls come from the main thread."""
+    """Where a run tells what it is doing.
+
+    All calls come from the main thread, but for those of `note`, which may come from any: that a storage does not
+    answer is told while the main thread waits for it.
+    """
 
     def phase(self, name: Phase) -> None:
         """A phase begins."""

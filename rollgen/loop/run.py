@@ -8,8 +8,8 @@ others take them over.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -116,30 +116,50 @@ def generate(
     if config.ray is not None and part != WHOLE:
         raise UsageError("--ray and --shard exclude each other: Ray divides the work itself")
     writer = writer_name(part)
-    if part != WHOLE:
-        config = config.model_copy(update={"shard": str(part)})  # what `slurm` means is recorded, and told
-    with open_place(out, writer, part, clean=clean, note=reporter.note) as place:
+    if config.shard is not None:  # what `slurm` means is recorded, and told
+        config = config.model_copy(update={"shard": None if part == WHOLE else str(part)})
+    notes = _Notes(reporter)
+    with _explained(out), open_place(out, writer, part, clean=clean, note=notes) as place:
         start.check(place.directory, part)  # before anything is made
         created = not place.directory.exists()
         with WriterSlot(place.directory, writer, part, afresh=clean, remote=place.remote) as slot:
             try:
-                stats = _attempt(start, files, config, _Target(place, slot), reporter, make_crew)
-            except BaseException as error:  # inside the slot: what is removed here is not another starter's
+                stats = _attempt(start, files, config, _Target(place, slot, notes), make_crew)
+            except BaseException:  # inside the slot: what is removed here is not another starter's
                 if created:
                     remove_frame(slot)
-                if isinstance(error, OSError):
-                    raise _unwritable(place.directory, error) from error
                 raise
         if stats.stored or part != WHOLE:  # another part may have left the card to this one, which was still there
             reporter.grown(place)
     return stats
 
 
+@dataclass(slots=True)
+class _Notes:
+    """What the place of a run has to tell: it is there before the log, and after it."""
+
+    reporter: Reporter
+
+    def __call__(self, message: str) -> None:
+        self.reporter.note(message)
+
+    @contextmanager
+    def kept(self, log: RunLog) -> Iterator[RunLog]:
+        """All of it goes through the log meanwhile."""
+        reporter, self.reporter = self.reporter, log
+        with log:
+            try:
+                yield log
+            finally:
+                self.reporter = reporter
+
+
 class _Target(NamedTuple):
-    """Where an attempt writes, and as whom."""
+    """Where an attempt writes, as whom, and what is told."""
 
     place: Place
     slot: WriterSlot
+    notes: _Notes
 
 
 def _attempt(
@@ -147,28 +167,33 @@ def _attempt(
     files: Sequence[PromptInput],
     config: RunConfig,
     target: _Target,
-    reporter: Reporter,
     make_crew: CrewFactory,
 ) -> RunStats:
     """What is done in the slot."""
-    (place, slot), directory = target, target.place.directory
+    (place, slot, notes), directory = target, target.place.directory
     discretion = discretion_of(config, directory, files)
     plan_path = directory / f".tmp-{slot.writer}-plan.parquet"
     with ExitStack() as on_exit:
         on_exit.callback(plan_path.unlink, missing_ok=True)  # established, it has its final name
-        log = on_exit.enter_context(RunLog(reporter, slot.writer, discretion))
+        log = on_exit.enter_context(notes.kept(RunLog(notes.reporter, slot.writer, discretion)))
         log.phase("check")  # the directory too: another run may have come and gone until the slot was ours
         preflight, longer = start.plan(files, config, directory, plan_path, progress=log.checked)
         return _Run(place, slot, preflight, log, discretion, longer).run(make_crew)
 
 
-def _unwritable(directory: Path, error: OSError) -> DatasetError:
-    """What is written outside of shards and journals, which have words of their own."""
-    place = error.filename or directory  # none when a file could be opened but not filled
-    return DatasetError(
-        f"{place}: cannot be read or written: {error.strerror or error}; make room or see to its permissions, then "
-        "continue with --resume"
-    )
+@contextmanager
+def _explained(out: str | Path) -> Iterator[None]:
+    """Raises DatasetError for an OSError: of files beside shards and journals, which have words of their own."""
+    try:
+        yield
+    except BrokenPipeError:  # whoever reads what the reporter writes went away
+        raise
+    except OSError as error:
+        place = error.filename or out  # none when a file could be opened but not filled
+        raise DatasetError(
+            f"{place}: cannot be read or written: {error.strerror or error}; make room or see to its permissions, then "
+            "continue with --resume"
+        ) from error
 
 
 @dataclass(slots=True)
@@ -201,7 +226,7 @@ class _Run:
         try:
             asyncio.run(self._sample(make_crew, plan, owed))
         except Interrupted as stop:
-            raise Interrupted(stop.signal_number, self.stats.stored) from None
+            raise Interrupted(stop.signal_number, self.stats.stored, stop.problem) from stop.problem
         self.reporter.progress(self.stats)
         return self.stats
 

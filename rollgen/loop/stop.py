@@ -23,16 +23,19 @@ _CURRENT: ContextVar[Stop | None] = ContextVar("stop", default=None)
 
 
 class Interrupted(RollgenError):
-    """SIGINT or SIGTERM arrived; what was finished is committed."""
+    """SIGINT or SIGTERM arrived; what was finished is committed, unless there was a `problem`."""
 
-    def __init__(self, signal_number: int, stored: int | None = None) -> None:
-        """`stored`: samples that this attempt has committed, where that is known."""
+    def __init__(self, signal_number: int, stored: int | None = None, problem: BaseException | None = None) -> None:
+        """`stored`: samples that this attempt has committed, where that is known and nothing went wrong."""
         name = signal.Signals(signal_number).name
-        super().__init__(f"interrupted by {name}; {_committed(stored)}, --resume continues")
+        super().__init__(f"interrupted by {name}; {_committed(stored, problem)}, --resume continues")
         self.signal_number = signal_number
+        self.problem = problem
 
 
-def _committed(stored: int | None) -> str:
+def _committed(stored: int | None, problem: BaseException | None) -> str:
+    if problem is not None:
+        return f"the samples that were finished last could not be committed: {problem}"
     if stored is None:
         return "finished samples are committed"
     if stored == 0:
@@ -95,7 +98,13 @@ class Stop:
             if self.signal_number:
                 task.cancel()
                 await asyncio.wait({task})
-                raise Interrupted(self.signal_number)
+                raise Interrupted(self.signal_number, problem=_problem(task)) from None
             return task.result()
         finally:
             stopped.cancel()
+
+
+def _problem(task: asyncio.Task[Any]) -> BaseException | None:
+    """What went wrong at the end of a task that was cancelled, but for engines: a terminal's Ctrl-C ends them too."""
+    problem = None if task.cancelled() else task.exception()
+    return None if isinstance(problem, EngineError) else problem

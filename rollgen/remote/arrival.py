@@ -9,13 +9,15 @@ What the dead had finished counts:
 
     in the store              sent, and killed before the journal object: verified, its rows too, and committed in its
                               writer's place and name, so that all who start see that its samples are there. One that
-                              holds samples which are stored elsewhere is retired, and a copy of it waits as below
+                              holds samples which are stored elsewhere is retired, and a copy of it waits as below.
+                              While the plan cannot be read, all are left to the next start
     in the workspace          not sent before the machine or the storage failed: waits there, for recovery to send what
                               is new in it under the next numbers of this writer; set aside if there is no dataset
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -24,7 +26,7 @@ from pathlib import Path
 from typing import Final
 
 from rollgen.errors import DatasetError, MissingFile, ResumeRefused, Unreadable
-from rollgen.format.adoption import Adopted, adopt
+from rollgen.format.adoption import Adopted, PlanUnreadable, adopt, fsync_file
 from rollgen.format.commit import Fetched, Part
 from rollgen.format.done import Problem
 from rollgen.format.journal import (
@@ -38,7 +40,7 @@ from rollgen.format.journal import (
 )
 from rollgen.format.jsonlines import encode_line, parse_object
 from rollgen.format.layout import CARD_FILE, is_own
-from rollgen.format.manifest import read_manifest
+from rollgen.format.manifest import fsync_directory, read_manifest
 from rollgen.format.reader import KEY_COLUMNS, StoredKeys, open_shard, stored_keys
 from rollgen.format.recovery import renumber
 from rollgen.format.schema import DATA_DIR, JOURNAL_DIR, MANIFEST_FILE
@@ -102,24 +104,26 @@ class Arrival:
         fenced = {writer for writer, state in dead.items() if state is State.SILENT}
         if silent:
             fenced.add(self.writer)
-        adoption = _Adoption(self, journal) if orphans else None
+        lines = self._judged(orphans, journal)
+        left = {file for files in orphans.values() for file in files if file not in lines}
         for writer in sorted({*orphans, *fenced}):
             number, retired = self._next_number(writer, journal), []
             for file in orphans.get(writer, []):
-                assert adoption is not None
-                if (line := adoption.line(file)) is None:
+                if file in left:
+                    continue
+                if (line := lines[file]) is None:
                     retired.append(file)
                 else:  # where there is another object by now, it has committed meanwhile
                     self.store.create(journal_object(writer, number), encode_line(line))
                     number += 1
             if retired or writer in fenced:
-                self._fence(writer, number, retired)
+                self._fence(writer, number, retired, left)
         for writer in dead:
             self.store.delete(lock_name(writer))
         if orphans or fenced:
             self._look()
             journal = read_journal(self.directory)
-        number = self._next_number(self.writer, journal)
+        number = max(self._next_number(self.writer, journal), self._behind(left))
         renumber(self._waiting(journal if begun else None), self.writer, number)
         return number
 
@@ -164,6 +168,21 @@ class Arrival:
         state, sign = self.watch.look(lock_name(writer))
         return state is not State.GONE and not self.part.conflicts(sign.holder.part)
 
+    def _judged(self, orphans: dict[str, list[str]], journal: Journal) -> dict[str, JournalLine | None]:
+        """The line of each shard that is to be committed, None for one to be retired; nothing without a plan."""
+        if not orphans:
+            return {}
+        try:
+            adoption = _Adoption(self, journal)
+            lines = {file: adoption.line(file) for files in orphans.values() for file in files}
+        except PlanUnreadable as error:
+            count = sum(map(len, orphans.values()))
+            self.note(f"{error}; shards that are finished and not committed are left to the next start: {count}")
+            return {}
+        for note in adoption.notes:
+            self.note(note)
+        return lines
+
     def _waiting(self, journal: Journal | None) -> list[Path]:
         """Shards in the workspace that are still to be sent. Those that were are removed."""
         waiting = []
@@ -180,10 +199,14 @@ class Arrival:
                 waiting.append(path)
         return waiting
 
-    def _fence(self, writer: str, number: int, others: Sequence[str]) -> None:
-        """Keep a writer from its next commit, and retire other shards of it."""
+    def _fence(self, writer: str, number: int, others: Sequence[str], left: Collection[str]) -> None:
+        """Keep a writer from its next commit, and retire other shards of it, but none that is `left`.
+
+        It is the object's name that keeps it from that.
+        """
         while True:
-            names = sorted({*others, shard_name(writer, number)})
+            own = next(name for at in itertools.count(number) if (name := shard_name(writer, at)) not in left)
+            names = sorted({*others, own})
             lines = [JournalLine(name, 0, "", "", 0, 0, 0, retired=True) for name in names]
             if self.store.create(journal_object(writer, number), b"".join(map(encode_line, lines))):
                 return
@@ -191,9 +214,13 @@ class Arrival:
 
     def free_name(self, journal: Journal) -> str:
         """A name for one more shard that waits here."""
-        shards = (parse_shard_name(path.name) for path in list_shards(self.directory))
-        behind = 1 + max((shard[1] for shard in shards if shard), default=-1)
+        behind = self._behind(path.name for path in list_shards(self.directory))
         return shard_name(self.writer, max(behind, self._next_number(self.writer, journal)))
+
+    def _behind(self, names: Iterable[str]) -> int:
+        """The first number past those that these shards have of this writer."""
+        shards = map(parse_shard_name, names)
+        return 1 + max((shard[1] for shard in shards if shard and shard[0] == self.writer), default=-1)
 
     def _next_number(self, writer: str, journal: Journal) -> int:
         """Past all commits, also those of a dataset that was copied here from a directory."""
@@ -205,13 +232,20 @@ class Arrival:
 
 
 class _Adoption:
-    """What becomes of shards in the store that have no line. Raises DatasetError when the plan is damaged."""
+    """What becomes of shards in the store that have no line. Raises PlanUnreadable when that cannot be told."""
 
     def __init__(self, arrival: Arrival, journal: Journal) -> None:
+        self.notes: list[str] = []
+        """What a user should know, once it is so."""
         self._arrival = arrival
         self._journal = journal
         self._digest = read_manifest(arrival.directory).config_digest
-        self._problem = arrival.problem_in(arrival.directory)
+        try:
+            self._problem = arrival.problem_in(arrival.directory)
+        except Unreadable:
+            raise
+        except DatasetError as error:
+            raise PlanUnreadable(str(error)) from error
         self._stored = _stored_keys(arrival.fetched([*journal.committed.values()], KEY_COLUMNS))
 
     def line(self, file: str) -> JournalLine | None:
@@ -221,17 +255,19 @@ class _Adoption:
         try:
             keys, line = self._read(file, path, place)
             if self._overlaps(keys):
+                fsync_file(path)  # it is the only copy that counts, once the other one is retired
                 path.rename(path.with_name(arrival.free_name(self._journal)))
-                arrival.note(f"{place}: finished, but not committed, and some of it has been stored since")
+                fsync_directory(path.parent)
+                self.notes.append(f"{place}: finished, but not committed, and some of it has been stored since")
                 return None
         except (MissingFile, Unreadable):
             raise
         except DatasetError as error:
-            arrival.note(f"{error}; this shard had not been committed, and is retired")
+            self.notes.append(f"{error}; this shard had not been committed, and is retired")
             return None
         finally:
             path.unlink(missing_ok=True)
-        arrival.note(f"{place}: finished, but not committed by the last attempt; verified and added")
+        self.notes.append(f"{place}: finished, but not committed by the last attempt; verified and added")
         return replace(line, file=file)
 
     def _read(self, file: str, path: Path, place: str) -> Adopted:

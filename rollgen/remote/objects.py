@@ -12,6 +12,7 @@ can be pickled, and is right after a fork: each process makes its own connection
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import os
 import re
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
-from rollgen.errors import DatasetError, MissingFile, RollgenError, Unreadable, UsageError
+from rollgen.errors import DatasetError, MissingFile, RollgenError, Unreadable, Unsent, UsageError
 from rollgen.inert import Discretion, brief
 
 _LIKE_A_URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)(:/|::(?=.*:/))")
@@ -41,6 +42,8 @@ _USAGE: Final = frozenset(
     | {"ParamValidationError"}  # no name of a bucket
 )
 """Classes of botocore and google.auth, by name: neither package may be there."""
+_LOCAL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
+"""What only a disk says, and when a file is filled without its name."""
 _CHUNK: Final = 8 << 20
 THREADS: Final = 16
 """Requests at a time, where there are many small ones: they mostly wait."""
@@ -86,8 +89,8 @@ class ObjectStore:
     """What lies below a URL. Raises UsageError for a URL that no dataset can have, or one with credentials in it.
 
     Methods raise MissingFile for an object (or a bucket) that is not there, Unreadable when the storage does not
-    answer or refuses to, DatasetError when something could not be written, and UsageError when the package or the
-    credentials for this storage are missing.
+    answer or refuses to, Unsent when something could not be written or removed, and UsageError when the package or the
+    credentials for this storage are missing. All but the last may pass; other DatasetErrors do not.
     """
 
     def __init__(self, url: str) -> None:
@@ -215,16 +218,16 @@ class ObjectStore:
             system.pipe_file(self._path(name), content)
 
     def put(self, path: Path, name: str) -> None:
-        """Make an object of a local file, in place of the one that there may be."""
+        """Make an object of a local file, in place of the one that there may be. Raises OSError as `download` does."""
         system, _ = self._connect()
-        with self._spoken(name, "be written"):
+        with self._spoken(name, "be written", local=path):
             system.put_file(str(path), self._path(name))
 
     def upload(self, path: Path, name: str, sha256: str) -> None:
         """Make an object of a local file that has this SHA-256, and see that it is what was sent.
 
         Where the same object is there already, that is it. Raises DatasetError when another one is, or the file is
-        damaged.
+        damaged; OSError as `download` does.
         """
         size, digest, md5 = _digests(path)
         if digest != sha256:
@@ -232,7 +235,7 @@ class ObjectStore:
         system, _ = self._connect()
         created = True
         try:
-            with self._spoken(name, "be written", exclusive=True):
+            with self._spoken(name, "be written", exclusive=True, local=path):
                 system.put_file(str(path), self._path(name), mode="create")
         except FileExistsError:
             created = False
@@ -240,16 +243,16 @@ class ObjectStore:
             return
         if created:
             self.delete(name)
-            raise DatasetError(f"{self._place(name)}: arrived damaged; continue with --resume, which sends it again")
+            raise Unsent(f"{self._place(name)}: arrived damaged; continue with --resume, which sends it again")
         raise DatasetError(f"{self._place(name)}: is there already and is another file; is a second run writing there?")
 
     def download(self, name: str, path: Path) -> None:
-        """Copy an object to `path`, where it appears whole. Raises OSError for what is wrong with the local disk."""
+        """Copy an object to `path`, where it appears whole. Raises OSError, with a path, for the local disk."""
         system, _ = self._connect()
         descriptor, temporary = tempfile.mkstemp(prefix=f".tmp-{path.name}-", dir=path.parent)
         os.close(descriptor)
         try:
-            with self._spoken(name, "be read", local=temporary):
+            with self._spoken(name, "be read", local=Path(temporary)):
                 system.get_file(self._path(name), temporary)
             os.replace(temporary, path)
         except BaseException:
@@ -310,25 +313,33 @@ class ObjectStore:
         return md5 in _told_md5(info) or self.sha256(name, size) == sha256
 
     @contextmanager
-    def _spoken(self, name: str, what: str, *, exclusive: bool = False, local: str | None = None) -> Iterator[None]:
+    def _spoken(self, name: str, what: str, *, exclusive: bool = False, local: Path | None = None) -> Iterator[None]:
         """Turn whatever the storage raises into one line. With `exclusive`, FileExistsError passes; with `local`, what
         is about that file does."""
         try:
             yield
-        except FileNotFoundError:
-            raise MissingFile(f"{self._place(name)}: not there; is the URL right, and does the bucket exist?") from None
         except Exception as error:
             if isinstance(error, RollgenError) or (exclusive and isinstance(error, FileExistsError)):
                 raise
-            if isinstance(error, OSError) and local is not None and error.filename == local:
+            if local is not None and isinstance(error, OSError) and _is_about(error, local):
                 raise
-            kind: type[RollgenError] = Unreadable if what in ("be read", "be listed") else DatasetError
+            if isinstance(error, FileNotFoundError):
+                place = self._place(name)
+                raise MissingFile(f"{place}: not there; is the URL right, and does the bucket exist?") from None
+            kind: type[RollgenError] = Unsent if what in ("be written", "be removed") else Unreadable
             if type(error).__name__ in _USAGE:
                 kind = UsageError
             raise kind(
                 f"{self._place(name)}: cannot {what}: {_reason(error)}; see to the connection and to the storage's "
                 "credentials in the environment, then try again"
             ) from error
+
+
+def _is_about(error: OSError, path: Path) -> bool:
+    """Whether the disk failed that this file is on, and not the storage. The error names the file from now on."""
+    if error.filename is None and error.errno in _LOCAL:
+        error.filename = str(path)
+    return bool(error.filename == str(path))
 
 
 def _check_url(url: str) -> str:

@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import IO, Final, Self
 from uuid import uuid4
 
-from rollgen.errors import DatasetError, MissingFile, ResumeRefused, UsageError
+from rollgen.errors import DatasetError, MissingFile, ResumeRefused, Unreadable, Unsent, UsageError
 from rollgen.format.commit import WHOLE, Fetched, Holder, Part, quarantine
 from rollgen.format.done import Problem
 from rollgen.format.journal import RECORD_FILE, JournalLine, list_shards, read_journal, shard_name
@@ -57,6 +57,8 @@ OUTAGE_SECONDS = 300.0
 """For which a commit is tried again while the storage fails. Restarts and expired credentials take minutes."""
 _PAUSES: Final = (1.0, 30.0)
 """Seconds between two tries: the first pause, which doubles from try to try, and the longest one."""
+_OUTAGE: Final = (MissingFile, Unreadable, Unsent)
+"""What a storage that fails for a while may raise."""
 
 
 def workspace_directory(url: str, writer: str) -> Path:
@@ -87,9 +89,10 @@ def glimpse(url: str, *, clean: bool = False) -> Iterator[Path]:
 class Workspace:
     """A writer's place in a dataset in object storage. Use as a context manager; see `format.commit.Remote`.
 
-    With `clean`, what is there will be replaced. `note` is told what a user should know. `problem_in` gives the
-    `format.done.Problem` of the dataset whose small files are in a directory. Raises UsageError for a URL
-    that cannot be reached, written, or used because other objects are there, and for a workspace that cannot be made;
+    With `clean`, what is there will be replaced. `note` is told what a user should know, from any thread: an outage at
+    once, whatever the main thread waits for. `problem_in` gives the `format.done.Problem` of the dataset whose small
+    files are in a directory. Raises UsageError for a URL that cannot be reached, written, or used because other objects
+    are there, and for a workspace that cannot be made; OSError where the local disk fails later;
     ResumeRefused when a writer is alive that makes some of the same prompts; DatasetError for a damaged journal.
     """
 
@@ -107,7 +110,7 @@ class Workspace:
         self.url = self._store.url
         self.directory = workspace_directory(self.url, writer)
         self.next_number = 0
-        """Of the next commit, and of its shard."""
+        """Of the next commit, and of its shard. One that is committed and not removed yet is the next one still."""
         self._writer = writer
         self._part = part
         self._clean = clean
@@ -119,8 +122,8 @@ class Workspace:
         self._outage: float | None = None
         """When the storage began to fail that fails now."""
         self._given_up = threading.Event()
-        self._committed: JournalLine | None = None
-        """The latest."""
+        self._committed: tuple[JournalLine, int] | None = None
+        """The latest, with its number."""
         self._entered: Lease | None = None
         """The start section, while it is ours."""
         self._local_lock: IO[bytes] | None = None
@@ -205,15 +208,16 @@ class Workspace:
     def commit(self, line: JournalLine) -> None:
         """Send a shard that is in the workspace, or a retirement. It is committed, and not here any more, on return.
 
-        Raises DatasetError when the storage has failed for OUTAGE_SECONDS, or it was given up: to be called again, as
-        by whom the local disk has failed afterwards. Raises ResumeRefused when another process has gone on under this
-        writer's name.
+        Raises DatasetError when the storage has failed for OUTAGE_SECONDS, or it was given up, and OSError when the
+        local disk has: to be called again, as by whom that has failed afterwards. Raises DatasetError at once for a
+        shard that is damaged, or another one in its place, and ResumeRefused when another process has gone on under
+        this writer's name.
         """
         pause, longest = _PAUSES
         while True:
             try:
                 self._commit(line)
-            except DatasetError as error:
+            except _OUTAGE as error:
                 if not self._may_recover(error):
                     raise
             else:
@@ -235,20 +239,22 @@ class Workspace:
         return now < self._outage + OUTAGE_SECONDS and not self._given_up.is_set()
 
     def _commit(self, line: JournalLine) -> None:
-        if line == self._committed:
-            return
+        path = self.directory / DATA_DIR / line.file
+        if self._committed is None or self._committed[0] != line:
+            self._send(line, path)
+            self._committed = line, self.next_number
+        if not line.retired:
+            path.unlink(missing_ok=True)
+        self.next_number = self._committed[1] + 1  # not before: whoever names the next shard counts those that are here
+
+    def _send(self, line: JournalLine, path: Path) -> None:
         self._lease.check()
         self._mirror.push_own()
-        path = self.directory / DATA_DIR / line.file
         assert line.retired or line.file == shard_name(self._writer, self.next_number)
         if not line.retired:
             self._store.upload(path, f"{DATA_DIR}/{line.file}", line.sha256)
         if not self._store.create(journal_object(self._writer, self.next_number), encode_line(line)):
             raise lost(self._store, lock_name(self._writer))
-        self.next_number += 1
-        self._committed = line
-        if not line.retired:
-            path.unlink()
 
     def clear(self) -> None:
         """Remove the dataset and nothing else, the manifest first. In the start section.
@@ -290,7 +296,8 @@ class Workspace:
     def fetched(self, lines: Sequence[JournalLine], columns: Sequence[str]) -> Iterator[Fetched]:
         """These shards in turn, each with these columns in a file that is there until the next one is asked for."""
         sizes = self._store.list(DATA_DIR) if lines else {}
-        with ThreadPoolExecutor(THREADS) as threads:
+        with ThreadPoolExecutor(THREADS) as threads, ExitStack() as on_exit:
+            on_exit.callback(threads.shutdown, cancel_futures=True)
             coming: deque[Fetched] = deque()
             for line in lines:
                 place = f"{self.url}/{DATA_DIR}/{line.file}"

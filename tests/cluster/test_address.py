@@ -16,7 +16,7 @@ from rollgen.cluster import probe
 from rollgen.cluster.address import Address, check, resolve
 from rollgen.errors import EngineError, UsageError
 
-pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning:ray.*"), pytest.mark.xdist_group("ray")]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:ray.*")
 """One after the other: clusters of one machine would see each other."""
 
 

@@ -11,7 +11,7 @@ from models.gates import gate
 
 from rollgen.cluster.connect import connect
 
-pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning:ray.*"), pytest.mark.xdist_group("ray")]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:ray.*")
 """One after the other: clusters of one machine would see each other."""
 
 

@@ -20,7 +20,7 @@ from rollgen.format.journal import list_shards, read_journal
 from rollgen.loop.report import RunStats
 from rollgen.verify.dataset import verify_dataset
 
-pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning:ray.*"), pytest.mark.xdist_group("ray")]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:ray.*")
 """One after the other: clusters of one machine would see each other."""
 
 PROMPTS, N = 20, 3

@@ -37,7 +37,7 @@ from rollgen.remote import workspace
 from rollgen.remote.objects import ObjectStore
 from rollgen.remote.workspace import Workspace
 
-pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning:ray.*"), pytest.mark.xdist_group("ray")]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:ray.*")
 
 TASK = Task.of(np.arange(10), "attempt")
 """Everything: five prompts, two samples each."""

@@ -28,7 +28,7 @@ from rollgen.remote.objects import ObjectStore
 from rollgen.remote.workspace import workspace_directory
 from rollgen.verify.dataset import verify_dataset
 
-pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning:ray.*"), pytest.mark.xdist_group("ray")]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:ray.*")
 """One after the other: clusters of one machine would see each other."""
 
 PROMPTS, N = 20, 3

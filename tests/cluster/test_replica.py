@@ -27,7 +27,7 @@ from rollgen.format.writer import ShardWriter
 from rollgen.preflight import Preflight, plan_run
 from rollgen.prompts.model import load_model_info
 
-pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning:ray.*"), pytest.mark.xdist_group("ray")]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:ray.*")
 
 TASK = Task.of(np.arange(10), "attempt")
 """Everything: five prompts, two samples each."""

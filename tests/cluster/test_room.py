@@ -9,7 +9,7 @@ from rollgen.cluster.room import gpus_per_replica, reserved, room_note
 from rollgen.config import RunConfig
 from rollgen.errors import EngineError, UsageError
 
-pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning:ray.*"), pytest.mark.xdist_group("ray")]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:ray.*")
 """One after the other: clusters of one machine would see each other."""
 
 

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rollgen.config import digest
-from rollgen.errors import DatasetError, Unreadable
+from rollgen.errors import DatasetError, ResumeRefused, Unreadable
 from rollgen.format.commit import Part, WriterSlot
 from rollgen.format.done import PlannedKeys, PlannedSamples
 from rollgen.format.journal import JournalLine, read_journal
@@ -370,11 +370,127 @@ def test_a_shard_without_a_line_that_is_stored_in_part(
     offsets = np.array([0, 2, 4, 6, 9, 12])
     done, [finding] = stored.recover(offsets)
     assert done == [*ALL, bool(new), bool(new), False, False]
-    assert finding.endswith(f"without 2 of {2 + len(new)} samples, which are stored already")
+    added = "2 of 4 samples were stored nowhere else, and are added as part-w0-000002.parquet"
+    shard = stored.directory / "data/part-w1-000000.parquet"
+    assert finding == (
+        f"{shard}: committed without its journal line (a crash); "
+        f"{added if new else 'all of it has been stored since'}; moved to quarantine/"
+    )
     assert (stored.directory / "quarantine" / "part-w1-000000.parquet").exists()
     assert stored.recover(offsets) == (done, ())
     for line in read_journal(stored.directory).committed.values():
         verify_shard(stored.directory / "data" / line.file, line=line, config_digest=stored.digest)
+
+
+GROWN = np.array([0, 3, 6, 9, 12, 15])
+"""Five prompts of three samples: (0, 2), (1, 2), (2, 2), (3, 2) and those of prompt 4 are not stored."""
+
+
+def leave_orphan(stored: Stored, rows: list[Completion]) -> Path:
+    """A shard without a line, of a writer of everything."""
+    write_shard(stored.directory, stored.manifest, rows, "w1")
+    (stored.directory / "journal/w1.jsonl").unlink()
+    return stored.directory / "data/part-w1-000000.parquet"
+
+
+def recover_part(stored: Stored, number: int) -> tuple[set[tuple[int, int]], tuple[str, ...]]:
+    """What is done of a part, by one of two who pass over each other; by key."""
+    with WriterSlot(stored.directory, f"s{number}of2", Part(number, 2)) as slot:
+        found = recover(slot, stored.digest, planned(GROWN), apart={f"s{1 - number}of2"})
+    done = (divmod(place, 3) for place in np.flatnonzero(found.done).tolist())
+    return {key for key in done if key[0] % 2 == number}, found.findings
+
+
+def assert_each_once(stored: Stored, keys: set[tuple[int, int]]) -> None:
+    """Beside what was stored at first these are, once: a recovery of everything refuses a second copy."""
+    done, _ = stored.recover(GROWN)
+    first = {(prompt, sample) for prompt in range(4) for sample in range(2)}
+    assert {divmod(place, 3) for place in np.flatnonzero(done).tolist()} == first | keys
+
+
+def test_a_part_adds_what_is_whole(stored: Stored, make_completion: MakeCompletion) -> None:
+    """Under the name of its writer, so that all parts see it."""
+    leave_orphan(stored, [make_completion(3, 2), make_completion(4, 0)])
+    assert (4, 0) in recover_part(stored, 0)[0]
+    assert recover_part(stored, 1) == ({(1, 0), (1, 1), (3, 0), (3, 1), (3, 2)}, ())
+    assert_each_once(stored, {(3, 2), (4, 0)})
+
+
+def test_a_part_adds_a_rest_of_its_own(stored: Stored, make_completion: MakeCompletion) -> None:
+    """What a sibling has stored, whom it passes over, is no rest."""
+    write_shard(stored.directory, stored.manifest, [make_completion(3, 2)], "s1of2")
+    leave_orphan(stored, [make_completion(3, 2), make_completion(4, 0)])
+    done, [finding] = recover_part(stored, 0)
+    assert (4, 0) in done
+    assert "1 of 2 samples were stored nowhere else, and are added as part-s0of2-000000.parquet" in finding
+    assert (3, 2) in recover_part(stored, 1)[0]
+    assert_each_once(stored, {(3, 2), (4, 0)})
+
+
+def test_a_part_leaves_a_rest_of_others(stored: Stored, make_completion: MakeCompletion) -> None:
+    """Under its name they would not see it; they add it themselves."""
+    orphan = leave_orphan(stored, [make_completion(0, 0), make_completion(3, 2)])
+    done, [finding] = recover_part(stored, 0)
+    assert done == {(prompt, sample) for prompt in (0, 2) for sample in range(2)}
+    assert finding.endswith("1 of 2 samples are stored nowhere else, and left to the parts that make them")
+    assert orphan.exists()
+    assert (3, 2) in recover_part(stored, 1)[0]
+    assert_each_once(stored, {(3, 2)})
+
+
+def test_a_part_refuses_a_rest_of_several(stored: Stored, make_completion: MakeCompletion) -> None:
+    """Nothing changes; a writer of everything adds it, so that all parts see it."""
+    leave_orphan(stored, [make_completion(*key) for key in [(0, 0), (3, 2), (4, 0)]])
+    before = contents(stored.directory)
+    with pytest.raises(ResumeRefused, match="2 of 3 samples are stored nowhere else; continue once without --shard"):
+        recover_part(stored, 0)
+    assert contents(stored.directory) == before
+    assert_each_once(stored, {(3, 2), (4, 0)})
+    assert (3, 2) in recover_part(stored, 1)[0]
+
+
+def test_a_sibling_that_cannot_be_read(stored: Stored, make_completion: MakeCompletion) -> None:
+    """What it has stored is not known, so that nothing is added; its part mends it."""
+    write_shard(stored.directory, stored.manifest, [make_completion(3, 2)], "s1of2")
+    leave_orphan(stored, [make_completion(3, 2), make_completion(4, 0)])
+    (stored.directory / "data/part-s1of2-000000.parquet").write_bytes(b"")
+    before = contents(stored.directory)
+    with pytest.raises(DatasetError, match=r"s1of2-000000\.parquet: .*; continue its part first"):
+        recover_part(stored, 0)
+    assert contents(stored.directory) == before
+    recover_part(stored, 1)
+    recover_part(stored, 0)
+    assert_each_once(stored, {(3, 2), (4, 0)})
+
+
+def test_a_plan_that_cannot_be_read(stored: Stored) -> None:
+    """That is no fault of the shard that is compared with it: nothing changes."""
+    stored.forget_last_line()
+    before = contents(stored.directory)
+
+    def fail(table: pa.Table) -> str | None:
+        raise DatasetError("plan.parquet: damaged")
+
+    with (
+        pytest.raises(Unreadable, match=r"plan\.parquet: damaged"),
+        WriterSlot(stored.directory, "w0") as slot,
+    ):
+        recover(slot, stored.digest, replace(planned(), problem=fail))
+    assert contents(stored.directory) == before
+
+
+def test_the_plan_is_asked_once_a_shard(stored: Stored) -> None:
+    """It is read from disk for that, also for a shard without a line."""
+    stored.forget_last_line()
+    asked: list[list[int]] = []
+
+    def prompt_ids(indices: np.ndarray) -> pa.Array:
+        asked.append(indices.tolist())
+        return planned().prompt_ids(indices)
+
+    with WriterSlot(stored.directory, "w0") as slot:
+        recover(slot, stored.digest, replace(planned(), prompt_ids=prompt_ids))
+    assert asked == [[0, 0, 1, 1], [2, 2, 3, 3]]
 
 
 def test_file_that_is_no_shard_of_ours(stored: Stored, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 
 from rollgen.errors import DatasetError, EngineError
 from rollgen.format.commit import WriterSlot
-from rollgen.format.journal import list_shards, read_journal
+from rollgen.format.journal import JournalLine, list_shards, read_journal
 from rollgen.format.manifest import Manifest, Retry
 from rollgen.format.reader import verify_shard
 from rollgen.format.schema import FOOTER_FORMAT_VERSION
@@ -319,6 +320,64 @@ def test_a_failed_journal_line_is_written_later(
         writer.add(make_completion(1, 0))
     assert stored_keys(tmp_path) == [[(0, 0)], [(1, 0)]]
     assert list(read_journal(tmp_path).committed) == ["part-w0-000000.parquet", "part-w0-000001.parquet"]
+
+
+def test_a_shard_that_cannot_be_written_holds_none_before_it_up(
+    tmp_path: Path, open_writer: Callable, make_completion: MakeCompletion
+) -> None:
+    """What has its name is committed, and the error is that of the next one, which comes after it once it can."""
+    journal, in_the_way = tmp_path / "journal" / "w0.jsonl", tmp_path / "data" / ".tmp-w0-000001"
+    with open_writer() as writer:
+        journal.mkdir()
+        writer.add(make_completion(0, 0))
+        with pytest.raises(DatasetError, match="Is a directory"):
+            writer.flush()
+        journal.rmdir()
+        in_the_way.mkdir()
+        writer.add(make_completion(1, 0))
+        with pytest.raises(DatasetError, match=r"\.tmp-w0-000001: cannot be written"):
+            writer.flush()
+        assert list(read_journal(tmp_path).committed) == ["part-w0-000000.parquet"]
+        in_the_way.rmdir()
+    assert stored_keys(tmp_path) == [[(0, 0)], [(1, 0)]]
+    assert list(read_journal(tmp_path).committed) == ["part-w0-000000.parquet", "part-w0-000001.parquet"]
+
+
+class SmallDisk(WriterSlot):
+    """Has room for one shard that is not sent away, as a workspace; at first nothing can be sent."""
+
+    is_cut_off = True
+    waiting = 0
+
+    def publish(self, temporary: Path, *, rows: int, tokens: int, mask_ids: int) -> JournalLine:
+        """As `WriterSlot` does; so below."""
+        if self.waiting:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.waiting += 1
+        return super().publish(temporary, rows=rows, tokens=tokens, mask_ids=mask_ids)
+
+    def append(self, line: JournalLine) -> None:
+        if self.is_cut_off:
+            raise DatasetError("no storage")
+        super().append(line)
+        self.waiting -= 1
+
+
+def test_sending_makes_room(
+    tmp_path: Path, make_manifest: Callable[..., Manifest], make_completion: MakeCompletion
+) -> None:
+    """Once the storage is back, the disk that it has filled is no error: all is stored, in order."""
+    with (
+        SmallDisk(tmp_path, "w0") as slot,
+        ShardWriter(slot, make_manifest(), commit_interval=math.inf) as writer,
+    ):
+        for prompt in range(3):
+            writer.add(make_completion(prompt, 0))
+            with pytest.raises(DatasetError, match="no storage"):
+                writer.flush()
+        slot.is_cut_off = False
+    assert stored_keys(tmp_path) == [[(0, 0)], [(1, 0)], [(2, 0)]]
+    assert len(read_journal(tmp_path).committed) == 3
 
 
 def test_a_row_that_cannot_be_encoded_takes_nothing_with_it(

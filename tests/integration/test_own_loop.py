@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,8 @@ def test_three_processes_one_of_which_is_killed(loops: Any, tmp_path: Path) -> N
     processes = [loops(number, later) for number in range(3)]
     assert [line(process) for process in processes] == ["owes 22", "owes 20", "owes 20"]
     assert [line(process) for process in processes] == ["half"] * 3
+    while not any((out / "data").glob("part-w1-*")):  # committed beside the loop
+        time.sleep(0.02)
     processes[1].kill()
     processes[1].wait()
     stored = rows(out)["prompt_index"].to_numpy()

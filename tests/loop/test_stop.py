@@ -12,7 +12,7 @@ import pytest
 from models.runs import Runs, keys
 
 INTERRUPTED = """
-import asyncio, sys
+import asyncio, resource, sys
 from pathlib import Path
 from models.fake_engine import FakeEngine
 from rollgen.loop.stop import Interrupted
@@ -26,6 +26,8 @@ async def before(request):
     if finished < 5:
         finished += 1
         return
+    if sys.argv[3] == "full":
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
     print("ready", flush=True)
     try:
         await asyncio.Event().wait()
@@ -65,6 +67,18 @@ def test_signals_commit_what_is_finished(runs: Runs, number: signal.Signals) -> 
     assert not list(runs.out.rglob(".tmp-*"))
     stats = runs(resume=True)
     assert (stats.stored_before, stats.stored) == (5, 5)
+    assert sorted(runs.stored()) == keys(5, 2)
+
+
+def test_a_commit_that_fails_is_not_told_as_made(runs: Runs) -> None:
+    """A full disk, in this case: one line says what became of the work, and the samples are owed."""
+    process = start_interrupted(runs, "full")
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=30)
+    assert (process.returncode, stderr) == (130, "")
+    assert stdout.startswith("interrupted by SIGINT; the samples that were finished last could not be committed: ")
+    assert "File too large" in stdout
+    assert runs(resume=True).stored_before == 0
     assert sorted(runs.stored()) == keys(5, 2)
 
 

@@ -25,7 +25,7 @@ def main() -> None:
         max_tokens=8,
         top_k=8,
         n=2,
-        commit_interval=1e-6,  # with every sample
+        commit_interval=1e-6,  # whenever the one before is done
     ) as writer:
         requests = list(writer.owed())
         print("owes", len(requests), flush=True)

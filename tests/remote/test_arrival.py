@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +15,7 @@ from uuid import uuid4
 
 import pytest
 
-from rollgen.errors import ResumeRefused, Unreadable
+from rollgen.errors import DatasetError, ResumeRefused, Unreadable
 from rollgen.format.commit import WHOLE, Fetched, Holder, Part, WriterSlot
 from rollgen.format.done import Problem
 from rollgen.format.journal import JournalLine, list_shards, read_journal
@@ -38,6 +39,7 @@ class Place:
         self.notes: list[str] = []
         self.aside: list[bytes] = []
         self.problem: Problem = lambda table: None
+        self.problem_in: Callable[[Path], Problem] = lambda directory: self.problem
         for name in ("data", "journal"):
             (directory / name).mkdir(parents=True)
         self.store.create("rollgen.json", manifest)
@@ -89,7 +91,7 @@ class Place:
             self.notes.append,
             self.fetched,
             self.set_aside,
-            lambda directory: self.problem,
+            self.problem_in,
             clean=clean,
         )
         number = arrival.settle(silent=silent)
@@ -381,6 +383,69 @@ def test_sent_without_a_line_and_stored_elsewhere(place: Place, stored: tuple[by
     assert read_journal(place.directory).committed.keys() == {"part-w0-000000.parquet"}
     assert read_journal(place.directory).retired.keys() >= {"part-w1-000000.parquet"}
     assert "some of it has been stored since" in place.notes[0]
+
+
+def no_plan(anything: object) -> Any:
+    """As if the plan were lost, or damaged where it is read later."""
+    raise DatasetError("plan.parquet: missing")
+
+
+@pytest.mark.parametrize("fails", ["problem_in", "problem"])
+def test_without_a_plan(place: Place, shard: bytes, monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
+    """Shards without a line are left to a start that has one, under whatever fences are needed meanwhile."""
+    for writer in ("w0", "w1"):
+        place.commit(writer, 0, b"zero")
+    for number in (1, 2):
+        place.store.create(f"data/part-w1-00000{number}.parquet", b"damaged" if number == 2 else shard)
+    place.store.create("data/part-w0-000001.parquet", b"damaged")
+    place.lock("w1", Part(0, 2))
+    with monkeypatch.context() as patched:
+        patched.setattr(place, fails, no_plan)
+        number, waiting, _ = place.arrive()
+    assert (number, waiting) == (2, {})  # the name of the shard that is left is taken
+    assert not {f"part-w1-00000{left}.parquet" for left in (1, 2)} & read_journal(place.directory).retired.keys()
+    assert place.notes[1:] == [
+        "plan.parquet: missing; shards that are finished and not committed are left to the next start: 3"
+    ]
+    with pytest.raises(AssertionError):
+        place.commit("w1", 1, b"late", shard=False)
+    place.arrive()
+    journal = read_journal(place.directory)
+    assert "part-w1-000001.parquet" in journal.committed
+    assert {"part-w1-000002.parquet", "part-w0-000001.parquet"} <= journal.retired.keys()
+
+
+def test_a_copy_is_on_disk_before_the_original_is_retired(
+    place: Place, stored: tuple[bytes, JournalLine, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file before it has its name, and its name before the fence."""
+    shard, line, _ = stored
+    place.commit("w1", 0, shard, line=False)
+    place.store.create("data/part-w0-000000.parquet", shard)
+    place.store.create(journal_object("w0", 0), encode_line(replace(line, file="part-w0-000000.parquet")))
+    fsync, rename, create = os.fsync, Path.rename, ObjectStore.create
+    events: list[object] = []
+
+    def note_fsync(descriptor: int) -> None:
+        events.append(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    def note_rename(path: Path, target: Path) -> Path:
+        events.extend(("rename", path.stat().st_ino))
+        return rename(path, target)
+
+    def note_create(store: ObjectStore, name: str, content: bytes) -> bool:
+        events.append("fence")
+        return create(store, name, content)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", note_fsync)
+        patched.setattr(Path, "rename", note_rename)
+        patched.setattr(ObjectStore, "create", note_create)
+        place.arrive()
+    copy = events[events.index("rename") + 1]
+    folder = (place.directory / "data").stat().st_ino
+    assert events[: events.index("fence") + 1] == [copy, "rename", copy, folder, "fence"]
 
 
 def test_damage_on_the_way(place: Place, shard: bytes, monkeypatch: pytest.MonkeyPatch) -> None:

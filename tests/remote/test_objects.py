@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -16,7 +18,7 @@ from uuid import uuid4
 import pytest
 from fsspec.implementations.memory import MemoryFile
 
-from rollgen.errors import DatasetError, MissingFile, RollgenError, Unreadable, UsageError
+from rollgen.errors import DatasetError, MissingFile, RollgenError, Unreadable, Unsent, UsageError
 from rollgen.remote.objects import ObjectStore, is_url, local_path, output_store
 
 
@@ -115,6 +117,34 @@ def test_uploaded_and_downloaded(store: ObjectStore, tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"copy", "other", "shard"}
 
 
+@contextmanager
+def full_disk(room: int) -> Iterator[None]:
+    """A file size limit stands in for it."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk(store: ObjectStore, tmp_path: Path) -> None:
+    """Is not the storage's fault: the error is the disk's, names a file there, and leaves nothing."""
+    size = 4 << 20
+    store.create("big", bytes(size))
+    with pytest.raises(OSError, match="File too large") as full, full_disk(size // 2):
+        store.download("big", tmp_path / "copy")
+    assert Path(full.value.filename).parent == tmp_path
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_local_file_that_is_gone(store: ObjectStore, tmp_path: Path) -> None:
+    """Nor is that."""
+    with pytest.raises(FileNotFoundError) as gone:
+        store.put(tmp_path / "gone", "x")
+    assert gone.value.filename == str(tmp_path / "gone")
+
+
 def test_age(store: ObjectStore) -> None:
     """In seconds, of what was written just now."""
     store.create("x", b"")
@@ -137,7 +167,7 @@ def test_an_object_without_a_telling_tag_is_read_back(
     monkeypatch.setattr("rollgen.remote.objects._told_md5", lambda info: set())
     store.upload(path, "data/shard", sha256)
     monkeypatch.setattr(ObjectStore, "read_range", lambda self, name, start, stop: bytes(stop - start))
-    with pytest.raises(DatasetError, match="arrived damaged"):
+    with pytest.raises(Unsent, match="arrived damaged"):
         store.upload(path, "data/other", sha256)
     assert store.list() == {"data/shard": 1000}
 
@@ -283,7 +313,7 @@ def test_storage_that_does_not_answer(bucket: str, monkeypatch: pytest.MonkeyPat
     assert "hunter2" not in str(refused.value)
     with pytest.raises(Unreadable, match="cannot be read"):
         store.exists("x")
-    with pytest.raises(DatasetError, match="cannot be written"):
+    with pytest.raises(Unsent, match="cannot be written"):
         store.replace("x", b"")
 
 

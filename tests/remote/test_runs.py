@@ -82,6 +82,15 @@ def test_killed_and_continued_elsewhere(stored_runs: StoredRuns, undisturbed: di
     assert rows_of(stored_runs) == undisturbed
 
 
+def test_continued_without_a_plan(stored_runs: StoredRuns, undisturbed: dict[Any, Any]) -> None:
+    """It is made again; what had been sent without a line is compared with it at the next start."""
+    stored_runs("--n", 2, *COMMITS, delay=0.1, storage={"kill_at": STEPS["its line"]}, code=-9)
+    stored_runs.store.delete("plan.parquet")
+    assert "are left to the next start: 1" in stored_runs("--n", 2, "--resume").stderr
+    assert "some of it has been stored since" in stored_runs("--n", 2, "--resume").stderr
+    assert rows_of(stored_runs) == undisturbed
+
+
 def test_a_writer_that_was_taken_for_dead(stored_runs: StoredRuns, undisturbed: dict[Any, Any]) -> None:
     """It wakes up with a shard in hand, which is refused; the dataset stays that of its successor."""
     silent = stored_runs.start(
@@ -251,6 +260,8 @@ def test_a_storage_that_fails_for_a_while(
         ended = running.wait(10)
         assert ended.code == 130, ended
         assert "they wait in" in ended.stderr
+        assert "the samples that were finished last could not be committed: s3://" in ended.stderr
+        assert "Traceback" not in ended.stderr
     with s3_server(port):
         if interrupted:
             runs("--n", 2, "--resume")
@@ -259,7 +270,9 @@ def test_a_storage_that_fails_for_a_while(
             assert ended.code == 0, ended
         runs.store = ObjectStore(runs.url)
         assert rows_of(runs) == undisturbed
+        logs = [path.read_text() for path in runs.copy().glob("logs/*.log")]
     assert ended.stderr.count("is tried again") == 1
+    assert sum(log.count("is tried again") for log in logs) == 1
 
 
 def test_lost_and_damaged_objects(stored_runs: StoredRuns, undisturbed: dict[Any, Any]) -> None:

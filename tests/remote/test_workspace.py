@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 from rollgen.directory import clean_directory
-from rollgen.errors import DatasetError, MissingFile, ResumeRefused, Unreadable, UsageError
+from rollgen.errors import DatasetError, MissingFile, ResumeRefused, Unreadable, Unsent, UsageError
 from rollgen.format.commit import WHOLE, Holder, Part, WriterSlot
 from rollgen.format.done import PlannedKeys, PlannedSamples, Problem
 from rollgen.format.failures import FailureLog
@@ -105,6 +107,36 @@ def test_a_commit_that_is_there_is_not_made_again(filled: Workspace, store: Obje
     assert filled.next_number == 2
 
 
+def test_a_shard_that_cannot_be_removed_once(
+    filled: Workspace,
+    store: ObjectStore,
+    make_manifest: Callable[..., Manifest],
+    make_completion: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is committed: the next try removes it, and the next shard gets the next number, though it was built before."""
+    real, failed = Path.unlink, []
+
+    def unlink(path: Path, missing_ok: bool = False) -> None:
+        if path.name == "part-w0-000002.parquet" and not failed:
+            failed.append(path)
+            raise OSError(errno.EIO, "Input/output error")
+        real(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", unlink)
+    with (
+        WriterSlot(filled.directory, "w0", remote=filled) as slot,
+        ShardWriter(slot, make_manifest(), commit_interval=math.inf) as writer,
+    ):
+        writer.add(make_completion(4))
+        with pytest.raises(DatasetError, match="Input/output error"):
+            writer.flush()
+        writer.add(make_completion(5))
+    assert [line.file for line in writer.committed] == ["part-w0-000002.parquet", "part-w0-000003.parquet"]
+    assert len(store.list("data")) == filled.next_number == 4
+    assert list_shards(filled.directory) == []
+
+
 def test_columns_are_here_meanwhile(filled: Workspace) -> None:
     """As shards of the dataset, of which everything else is not there, and never reads as zeros."""
     with filled.present(KEY_COLUMNS):
@@ -125,6 +157,24 @@ def test_fetched_files_do_not_pile_up(filled: Workspace) -> None:
         with open_shard(shard.path(), line=shard.line, place=shard.place) as reader:
             assert reader.place == f"{filled.url}/data/{shard.line.file}"
     assert not list((filled.directory / "data").iterdir())
+
+
+def test_fetches_that_nobody_waits_for(filled: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever leaves waits for the 16 that have begun, and no others begin."""
+    begun, go_on = [], threading.Event()
+
+    def fetch(workspace: Workspace, line: JournalLine, size: int, columns: Sequence[str], path: Path) -> Path:
+        begun.append(path)
+        go_on.wait(60)
+        return path
+
+    monkeypatch.setattr(Workspace, "_fetch", fetch)
+    line = next(iter(read_journal(filled.directory).committed.values()))
+    shards = filled.fetched([replace(line, file=f"part-w1-{n:06d}.parquet") for n in range(40)], KEY_COLUMNS)
+    next(shards)
+    threading.Timer(0.2, go_on.set).start()
+    shards.close()
+    assert len(begun) == 16
 
 
 def test_cleared(filled: Workspace, store: ObjectStore) -> None:
@@ -199,6 +249,17 @@ def test_a_shard_that_is_listed_and_never_found(
     assert len(read_journal(filled.directory).committed) == 2
 
 
+def test_a_shard_that_is_lost_beside_one_that_is_never_found(
+    filled: Workspace, store: ObjectStore, make_manifest: Callable[..., Manifest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All are looked at before the first is retired."""
+    store.delete("data/part-w0-000000.parquet")
+    once(monkeypatch, lambda name: MissingFile(name), times=9, shard="w0-000001.parquet")
+    with pytest.raises(Unreadable, match="it is listed"):
+        recover(filled, make_manifest())
+    assert len(read_journal(filled.directory).committed) == 2
+
+
 def test_a_shard_that_arrives_cut_short_once(
     filled: Workspace, make_manifest: Callable[..., Manifest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,12 +269,18 @@ def test_a_shard_that_arrives_cut_short_once(
     assert len(read_journal(filled.directory).committed) == 2
 
 
-def once(monkeypatch: pytest.MonkeyPatch, error: Callable[[str], Exception], *, times: int = 1) -> list[str]:
-    """Requests for a part of the first shard fail, so many of them. Returns their names."""
+def once(
+    monkeypatch: pytest.MonkeyPatch,
+    error: Callable[[str], Exception],
+    *,
+    times: int = 1,
+    shard: str = "w0-000000.parquet",
+) -> list[str]:
+    """Requests for a part of the first shard, or another one, fail, so many of them. Returns their names."""
     real, failed = ObjectStore.read_range, []
 
     def read_range(store: ObjectStore, name: str, start: int, stop: int) -> bytes:
-        if name.endswith("w0-000000.parquet") and len(failed) < times:
+        if name.endswith(shard) and len(failed) < times:
             failed.append(name)
             raise error(name)
         return real(store, name, start, stop)
@@ -256,13 +323,62 @@ def test_what_waits_is_stored_in_part(
     make_waiting(filled, tmp_path, make_manifest(), [make_completion(prompt) for prompt in (1, 3, 4, 5)])
     samples, [finding] = recover(filled, make_manifest(), part=part)
     assert (np.flatnonzero(samples.done[0]) // 2).tolist() == sent
-    assert finding.endswith(f"without {8 - len(sent)} of 4 samples, which are stored already")
+    if part == WHOLE:
+        assert finding.endswith("added, without 2 of 4 samples: 2 stored already")
+    else:
+        left_out, _, kept = finding.partition("; all of it is kept in ")
+        assert left_out.endswith("added, without 3 of 4 samples: 2 stored already, 1 of other parts")
+        with open_shard(Path(kept)) as shard:
+            assert stored_keys(shard).prompt_index.tolist() == [1, 3, 4, 5]
     new = tmp_path / "new.parquet"
     store.download("data/part-w0-000002.parquet", new)
     line = read_journal(filled.directory).committed["part-w0-000002.parquet"]
     verify_shard(new, line=line, config_digest=make_manifest().config_digest)
     assert line.rows == len(sent) - 4
     assert recover(filled, make_manifest())[1] == ()
+
+
+def test_what_waits_is_of_other_parts(
+    filled: Workspace, tmp_path: Path, make_manifest: Callable[..., Manifest], make_completion: Callable[..., Any]
+) -> None:
+    """They may be nowhere else: it is kept, and nobody says that they are stored."""
+    make_waiting(filled, tmp_path, make_manifest(), [make_completion(prompt) for prompt in (1, 4, 6)])
+    samples, [finding] = recover(filled, make_manifest(), part=Part(1, 2))
+    found, _, kept = finding.partition("; kept in ")
+    assert found.endswith("last attempt; not sent, without 3 of 3 samples: 1 stored already, 2 of other parts")
+    assert samples.done[0].sum() == 4
+    assert list_shards(filled.directory) == []
+    with open_shard(Path(kept)) as shard:
+        assert stored_keys(shard).prompt_index.tolist() == [1, 4, 6]
+
+
+def test_the_only_copy_is_on_disk_before_it_is_replaced(
+    filled: Workspace,
+    tmp_path: Path,
+    make_manifest: Callable[..., Manifest],
+    make_completion: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A machine that fails right after the rename keeps the rows that are sent."""
+    make_waiting(filled, tmp_path, make_manifest(), [make_completion(prompt) for prompt in (1, 4)])
+    fsync, replaced = os.fsync, os.replace
+    synced: set[int] = set()
+    seen: list[bool] = []
+
+    def note_fsync(descriptor: int) -> None:
+        synced.add(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    def note_replace(source: Path, target: Path) -> None:
+        if Path(target).name == "part-w0-000002.parquet":
+            seen.append(Path(source).stat().st_ino in synced)
+        replaced(source, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", note_fsync)
+        patched.setattr(os, "replace", note_replace)
+        recover(filled, make_manifest())
+    assert seen == [True]
 
 
 def test_all_that_waits_is_stored(
@@ -352,6 +468,25 @@ def test_an_outage_that_lasts(
     assert len(findings) >= 1
 
 
+@pytest.mark.parametrize("cause", ["damaged since", "is another file"])
+def test_what_no_other_try_mends(
+    filled: Workspace, store: ObjectStore, notes: list[str], monkeypatch: pytest.MonkeyPatch, cause: str
+) -> None:
+    """Damage here, or somebody else's object there: it is told at once."""
+    monkeypatch.setattr(workspace_module, "OUTAGE_SECONDS", 0.2)
+    monkeypatch.setattr(workspace_module, "_PAUSES", (0.05, 0.05))
+    line = replace(read_journal(filled.directory).committed["part-w0-000001.parquet"], file="part-w0-000002.parquet")
+    shard = store.read("data/part-w0-000001.parquet", 1 << 20)
+    if cause == "is another file":
+        store.create(f"data/{line.file}", b"another")
+    waiting = filled.directory / "data" / line.file
+    waiting.write_bytes(shard if cause == "is another file" else shard[:-1])
+    with pytest.raises(DatasetError, match=cause):
+        filled.commit(line)
+    assert waiting.exists()
+    assert notes == []
+
+
 def sample_until_it_raises(
     slot: WriterSlot, manifest: Manifest, rows: Iterator[Any], workspace: Workspace, *, give_up: bool
 ) -> None:
@@ -370,7 +505,7 @@ def failing_uploads(monkeypatch: pytest.MonkeyPatch, times: int) -> list[str]:
     def upload(store: ObjectStore, path: Path, name: str, sha256: str) -> None:
         tried.append(name)
         if len(tried) <= times:
-            raise DatasetError("no storage")
+            raise Unsent("no storage")
         real(store, path, name, sha256)
 
     monkeypatch.setattr(ObjectStore, "upload", upload)

@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.xdist_group("hostile")  # what all readers say is found out once
-
 TESTS = Path(__file__).parents[1]
 CONFORMANCE = TESTS.parent / "schema" / "conformance"
 HOSTILE = CONFORMANCE / "hostile"
