@@ -9,14 +9,16 @@ that of a dead holder. No clocks are compared for that: only one that was writte
 lets clocks differ that it answers, needs not be watched. On the holder's own machine its process is looked at. The lock
 of a dead holder is written over, or removed.
 
-A holder that was only silent (suspended, cut off) finds that it has lost the lock, at its next beat or commit. That a
-dead lock is taken by one of two watchers only is not promised: what keeps two writers apart for certain is the
-exclusive creation of each commit's journal object (`workspace.py`).
+A holder that was only silent (suspended, cut off) finds that it has lost the lock, at its next beat or commit. One that
+was suspended between a look at its lock and the beat after it writes over a lock that may be another's by then: as it
+cannot tell, it has lost it. That a dead lock is taken by one of two watchers only is not promised: what keeps two
+writers apart for certain is the exclusive creation of each commit's journal object (`workspace.py`).
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import socket
@@ -46,6 +48,7 @@ POLL_SECONDS = 2.0
 SECTION_LOCK: Final = f"{JOURNAL_DIR}/start-section.lock"
 _MAX_LOCK_BYTES: Final = 1 << 12
 _TRIES: Final = 3
+_MOMENT_SECONDS: Final = 1.0
 _FIELDS: Final = ("nonce", "host", "pid", "started", "beat")
 """Of a lock, beside those of `Holder`."""
 _held: Final[set[str]] = set()
@@ -169,6 +172,9 @@ class Lease:
         self._sign = Sign.of_this_process(holder)
         self._lock = threading.Lock()
         """Of the sign, which two threads write."""
+        self._is_lost = False
+        """For good, whatever the lock says: this may have written over another's."""
+        self._checked_at = -math.inf
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -200,7 +206,7 @@ class Lease:
                 return State.GONE
             state, _ = self._watch.settle(self._name, note)
             if state in (State.DEAD, State.SILENT):
-                self._store.replace(self._name, self._sign.to_json())
+                self._write(since=_now())
                 return state
             if state is State.ALIVE and not wait:
                 raise taken(self._store, self._name)
@@ -237,22 +243,38 @@ class Lease:
     def say(self, holder: Holder) -> None:
         """Let others know. Raises as `check` does."""
         with self._lock:
+            since = _now()
             self.check()
             self._sign = replace(self._sign, holder=holder, beat=self._sign.beat + 1)
-            self._store.replace(self._name, self._sign.to_json())
+            self._write(since)
 
     def check(self) -> None:
         """Raise ResumeRefused when somebody else has taken the lock, DatasetError when the storage does not answer."""
-        if not self._is_ours():
+        now = _now()
+        if self._is_lost or not self._is_ours():
             raise lost(self._store, self._name)
+        self._checked_at = now
+
+    def check_again(self) -> None:
+        """As `check`, unless the last time was a moment ago: for one of many steps."""
+        if _now() - self._checked_at > _MOMENT_SECONDS:
+            self.check()
 
     def _refresh(self) -> None:
         while not self._ended.wait(REFRESH_SECONDS):
             with suppress(RollgenError), self._lock:  # the storage does not answer: others may see that as silence
-                if not self._is_ours():
+                since = _now()
+                if self._is_lost or not self._is_ours():
                     return
                 self._sign = replace(self._sign, beat=self._sign.beat + 1)
-                self._store.replace(self._name, self._sign.to_json())
+                self._write(since)
+
+    def _write(self, since: float) -> None:
+        """Write the lock, which was nobody else's `since` then. Raises ResumeRefused when that is too long ago."""
+        self._store.replace(self._name, self._sign.to_json())
+        if _now() - since > DEAD_SECONDS - REFRESH_SECONDS:  # before that, nobody can have thought that it is dead
+            self._is_lost = True
+            raise lost(self._store, self._name)
 
     def _is_ours(self) -> bool:
         content = _read(self._store, self._name)
@@ -285,6 +307,11 @@ def lost(store: ObjectStore, name: str) -> ResumeRefused:
         "another has gone on in its place; nothing that it makes from now on counts: continue with --resume when that "
         "one is done"
     )
+
+
+def _now() -> float:
+    """Seconds, those included that this machine was suspended for."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _is_held(sign: Sign) -> bool:

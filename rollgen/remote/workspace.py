@@ -269,10 +269,10 @@ class Workspace:
             raise ResumeRefused(f"{self.url}: a run has appeared there meanwhile; continue it with --resume")
         kept = self._retirements(names)
         for pattern in OWN_FILES:
-            self._entered.check()
-            self._lease.check()
             for name in fnmatch.filter(names, pattern):
                 if name not in kept:
+                    self._entered.check_again()
+                    self._lease.check_again()
                     self._store.delete(name)
         self._mirror.forget()
 

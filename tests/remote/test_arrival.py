@@ -134,6 +134,7 @@ def living() -> Iterator[int]:
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "DEAD_SECONDS", 0.2)
+    monkeypatch.setattr(lease, "REFRESH_SECONDS", 0.02)
     monkeypatch.setattr(lease, "POLL_SECONDS", 0.05)
 
 

@@ -240,6 +240,33 @@ def test_lost(store: ObjectStore, held: Lease) -> None:
     assert Sign.parse(store.read(LOCK, 4096)) == sign
 
 
+def test_suspended_in_front_of_a_beat(store: ObjectStore, held: Lease, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has written over what may have been another's lock: the lock says that it is its own, and it is lost."""
+    real = ObjectStore.replace
+
+    def late(store: ObjectStore, name: str, content: bytes) -> None:
+        time.sleep(0.6)
+        real(store, name, content)
+
+    monkeypatch.setattr(ObjectStore, "replace", late)
+    with pytest.raises(ResumeRefused, match="silent for too long"):
+        held.say(HOLDER)
+    monkeypatch.undo()
+    assert store.list() == {LOCK: store.size(LOCK)}
+    with pytest.raises(ResumeRefused, match="silent for too long"):
+        held.check()
+
+
+def test_one_of_many_steps(store: ObjectStore, held: Lease, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A moment after a check nothing is asked; later it is."""
+    held.check()
+    foreign(store)
+    held.check_again()
+    monkeypatch.setattr(lease, "_MOMENT_SECONDS", 0.0)
+    with pytest.raises(ResumeRefused, match="silent for too long"):
+        held.check_again()
+
+
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_lock_that_is_not_found_for_a_moment(
     store: ObjectStore, held: Lease, monkeypatch: pytest.MonkeyPatch, times: int

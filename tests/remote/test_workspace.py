@@ -563,6 +563,7 @@ def test_taken_over_in_the_section(filled: Workspace, store: ObjectStore) -> Non
 def test_others_that_come_later(workspace: Workspace, store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are seen; only one that works by another plan is waited for until it is known to live."""
     monkeypatch.setattr(lease, "DEAD_SECONDS", 0.2)
+    monkeypatch.setattr(lease, "REFRESH_SECONDS", 0.02)
     monkeypatch.setattr(lease, "POLL_SECONDS", 0.05)
     holder = Holder(Part(1, 2), "attempt", "a plan")
     store.create("journal/s1of2.lock", replace(Sign.of_this_process(holder), host="elsewhere").to_json())
