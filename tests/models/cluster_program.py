@@ -11,6 +11,7 @@ from typing import Final, NoReturn
 
 import ray
 from models.runs import Recorder
+from ray._raylet import Config
 
 from rollgen.cluster.crew import RayCrew
 from rollgen.config import RunConfig
@@ -57,6 +58,7 @@ def _begin(environment: Mapping[str, str]) -> None:
     os.setsid()
     os.environ.clear()
     os.environ.update(environment)
+    Config.initialize("")  # Ray has read its own when it was imported, of the process that was forked
 
 
 def _config(address: str, model: Path, **settings: object) -> RunConfig:

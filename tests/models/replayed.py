@@ -76,6 +76,7 @@ def main(
 ) -> None:
     """Run a program, given by its `main`, as the leader of a session. `output` takes stdout and stderr."""
     os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in a shell's background
     os.chdir(scratch)
     os.environ |= {"TMPDIR": str(scratch), "HF_HUB_OFFLINE": "1"}
     tempfile.tempdir = None
