@@ -45,12 +45,13 @@ demo: venv model
 	$(BIN)/rollgen inspect demo-rollouts
 
 # One thread an engine: on few cores threads that spin for each other take several times as long. Half of their time
-# tests wait for something, so there are more processes than cores. Files stay together: they share what they set up.
+# tests wait for something, so there are more processes than cores. Files stay together, as far as the end allows it: they
+# share what they set up.
 test: export OMP_NUM_THREADS := 1
 test: export VLLM_CPU_OMP_THREADS_BIND := nobind
 test: PROCESSES := $(shell cores=$$(nproc); echo $$((cores < 5 ? (3 * cores + 1) / 2 : 8)))
 test: venv model
-	$(BIN)/python -m pytest -m "not vllm" --numprocesses $(PROCESSES) --dist loadfile
+	$(BIN)/python -m pytest -m "not vllm" --numprocesses $(PROCESSES) --dist worksteal
 	$(BIN)/python -m pytest -m vllm --numprocesses 3 --dist loadfile
 
 check: venv
