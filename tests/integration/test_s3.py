@@ -40,6 +40,7 @@ def test_killed_and_continued(
     prompts = write_prompts(tmp_path / "prompts.jsonl", rows)
     store = ObjectStore(f"{bucket}/run")
     options = ["--model", tiny_model, "--dtype", "float32", "--max-tokens", 48, "--sampling-arg", "ignore_eos=true"]
+    options += ["--max-num-seqs", 4]  # commits do not hold up sampling: it must not be over before the first
     command = ["generate", prompts, *options, "--n", N, "--out", store.url, "--commit-interval", 0.5, "--json"]
 
     killed = rollgen.start(*command)
