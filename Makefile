@@ -52,7 +52,7 @@ test: export VLLM_CPU_OMP_THREADS_BIND := nobind
 test: PROCESSES := $(shell cores=$$(nproc); echo $$((cores < 5 ? (3 * cores + 1) / 2 : 8)))
 test: venv model
 	$(BIN)/python -m pytest -m "not vllm" --numprocesses $(PROCESSES) --dist worksteal
-	$(BIN)/python -m pytest -m vllm --numprocesses 3 --dist loadfile
+	$(BIN)/python -m pytest -m vllm --numprocesses 2 --dist loadfile
 
 check: venv
 	$(BIN)/ruff check .
