@@ -6,7 +6,6 @@ are stored elsewhere by now, the other rows make a shard too.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +16,7 @@ import pyarrow as pa
 
 from rollgen.errors import DatasetError, Unreadable
 from rollgen.format.done import Bools, Problem
+from rollgen.format.files import fsync_file
 from rollgen.format.journal import JournalLine, file_sha256, footer_sha256
 from rollgen.format.reader import (
     ShardReader,
@@ -90,12 +90,6 @@ def write_rows(path: Path, kept: Bools, target: Path) -> JournalLine:
     fsync_file(target)
     with open_shard(target) as shard:
         return line_of(target, shard)
-
-
-def fsync_file(path: Path) -> None:
-    """Its bytes are on disk on return. Raises OSError."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
 
 
 def _kept_row_groups(shard: ShardReader, schema: pa.Schema, kept: Bools) -> Iterator[pa.Table]:

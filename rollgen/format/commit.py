@@ -55,9 +55,13 @@ from rollgen.format.schema import DATA_DIR, JOURNAL_DIR, QUARANTINE_DIR
 
 TASK_NAMES = "r" + 16 * "[0-9a-f]"
 """Pattern of the names under which shards are built on other machines, for a writer whose journal takes their lines."""
+PART_NAME = re.compile(r"s(?P<number>\d{1,9})of(?P<of>\d{1,9})")
+"""Names of those who make a part (`--shard`), whose siblings pass over them."""
+WHOLE_NAME = "w0"
+"""Of who makes everything, and commits for the tasks of a cluster."""
 _WRITER_NAME = re.compile(r"[A-Za-z0-9_]+")
-_RESERVED_NAME = re.compile(r"s\d+of\d+|r[0-9a-f]{16}")
-"""Of those who make a part (`--shard`), whose siblings pass over them, and of the tasks of a cluster."""
+_RESERVED_NAME = re.compile(rf"s\d+of\d+|{TASK_NAMES}")
+"""What looks like the name of a part, and those of tasks."""
 _START_LOCK = "start-section.lock"
 """Not the lock of a writer: no writer's name has a hyphen."""
 _LOCK_SECONDS = 1.0
@@ -353,6 +357,11 @@ class WriterSlot:
         names = {path.name for path in files} | journal.committed.keys() | journal.retired.keys()
         taken = [parsed for name in names if (parsed := parse_shard_name(name))]
         return 1 + max((sequence for writer, sequence in taken if writer == self.writer), default=-1)
+
+
+def writer_name(part: Part) -> str:
+    """Under which name `rollgen generate` makes a part, or everything."""
+    return WHOLE_NAME if part == WHOLE else f"s{part.number}of{part.of}"
 
 
 def check_writer_name(writer: str) -> None:

@@ -72,6 +72,12 @@ def write_durably(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
 
 
+def fsync_file(path: Path) -> None:
+    """The bytes of a closed file are on disk on return. Raises OSError."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
 def refuse_links(directory: Path) -> None:
     """Raise UsageError for a link among what a writer of a dataset may add to, rename onto or write into.
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rollgen.errors import DatasetError
-from rollgen.format.files import open_regular
+from rollgen.format.files import fsync_file, open_regular
 from rollgen.format.jsonlines import Count, line_files, read_lines
 from rollgen.format.schema import DATA_DIR, JOURNAL_DIR
 
@@ -170,8 +170,7 @@ def durable_line(path: Path, name: str, *, rows: int, tokens: int, mask_ids: int
 
     Raises OSError, and DatasetError when it is no Parquet file.
     """
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+    fsync_file(path)
     return JournalLine(
         file=name,
         bytes=path.stat().st_size,

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from rich import filesize
 
 from rollgen.errors import DatasetError
-from rollgen.format.commit import WHOLE, Part
+from rollgen.format.commit import WHOLE, Part, writer_name
 from rollgen.format.journal import committed_shards, list_shards, read_journal
 from rollgen.format.reader import open_shard, read_columns
 from rollgen.format.schema import QUARANTINE_DIR, RETIRED_DIR
@@ -143,7 +143,7 @@ def stored_of(directory: Path, part: Part, status: RunStatus, *, has_shards: boo
     if part == WHOLE:
         return status.stored
     if not has_shards:
-        return sum(writer.samples for writer in status.writers if writer.name == f"s{part.number}of{part.of}")
+        return sum(writer.samples for writer in status.writers if writer.name == writer_name(part))
     rows, (journal, paths) = 0, committed_shards(directory)
     for path in paths:
         if path.name in journal.retired:

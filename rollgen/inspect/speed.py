@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from rollgen.errors import DatasetError
-from rollgen.format.commit import TASK_NAMES
+from rollgen.format.commit import PART_NAME, TASK_NAMES, WHOLE_NAME
 from rollgen.format.files import open_regular
 from rollgen.format.schema import JOURNAL_DIR, LOGS_DIR, MANIFEST_FILE
 
@@ -27,10 +27,6 @@ if TYPE_CHECKING:
 
 RECENT_SECONDS: Final = 600.0
 """Over which a rate is measured: several commits, unless they are far apart."""
-DRIVER: Final = "w0"
-"""Who commits for the tasks of a cluster, and keeps their log."""
-PART_NAME: Final = re.compile(r"s(?P<number>\d{1,9})of(?P<of>\d{1,9})")
-"""Of who makes a part (`--shard`)."""
 _CLOCK_SECONDS: Final = 60.0
 """By which the manifest's modification time may differ from the start that it records."""
 _LOG: Final = re.compile(r"\d{8}T\d{6}-(?P<writer>[A-Za-z0-9_]+)\.log")
@@ -65,7 +61,7 @@ def tokens_per_second(
     begun = _begun(directory)
     by_writer = defaultdict(list)
     for commit in commits:
-        by_writer[DRIVER if is_task(commit.writer) else commit.writer].append(commit)
+        by_writer[WHOLE_NAME if is_task(commit.writer) else commit.writer].append(commit)
     last = {name for name, those in by_writer.items() if max(commit.time for commit in those) > started}
     names = last if at_work is None else at_work
     began = {name: max(begun.get(name, started), _earliest(directory, name, started, at_work)) for name in by_writer}

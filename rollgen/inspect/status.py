@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from rollgen.errors import DatasetError
-from rollgen.format.commit import live_writers
+from rollgen.format.commit import PART_NAME, live_writers
 from rollgen.format.failures import read_failures
 from rollgen.format.journal import committed_shards, parse_shard_name
 from rollgen.format.manifest import PLANLESS, read_manifest
@@ -27,7 +27,7 @@ from rollgen.format.reader import StoredShard, open_shard, read_columns
 from rollgen.format.replacement import COMPACTOR, REPAIRER
 from rollgen.format.schema import JOURNAL_DIR, MANIFEST_FILE, PLAN_FILE, QUARANTINE_DIR
 from rollgen.inspect.find import stored_rows
-from rollgen.inspect.speed import PART_NAME, Commit, tokens_per_second
+from rollgen.inspect.speed import Commit, tokens_per_second
 from rollgen.prompts.plan import Plan
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ from rich import filesize
 from rich.table import Table
 from rich.text import Text
 
+from rollgen.format.commit import WHOLE_NAME
 from rollgen.inspect.find import ranges
-from rollgen.inspect.speed import DRIVER, is_task
+from rollgen.inspect.speed import is_task
 from rollgen.inspect.status import WriterStatus
 from rollgen.inspect.terminal import SURPLUS, counted, duration, facts, line, share
 
@@ -121,8 +122,8 @@ def _summed(writers: Sequence[WriterStatus]) -> list[WriterStatus]:
     if not tasks:
         return [*writers]
     others = [writer for writer in writers if not is_task(writer.name)]
-    alive = any(writer.alive for writer in others if writer.name == DRIVER)
-    rest = [writer for writer in others if writer.name != DRIVER or writer.shards]
+    alive = any(writer.alive for writer in others if writer.name == WHOLE_NAME)
+    rest = [writer for writer in others if writer.name != WHOLE_NAME or writer.shards]
     commits = [task.last_commit for task in tasks if task.last_commit is not None]
     counts = {name: sum(getattr(task, name) for task in tasks) for name in ("shards", "samples", "tokens", "bytes")}
     last = max(commits, default=None)

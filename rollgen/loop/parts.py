@@ -15,12 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from rollgen.errors import UsageError
-from rollgen.format.commit import WHOLE, Part
+from rollgen.format.commit import WHOLE, Part, writer_name
 from rollgen.format.retries import RetryList
 from rollgen.prompts.plan import Plan
 
-WRITER: Final = "w0"
-"""Of a process that makes everything."""
 SLURM: Final = "slurm"
 _SLURM_VARIABLES: Final = ("TASK_ID", "TASK_MIN", "TASK_MAX", "TASK_STEP", "TASK_COUNT")
 _SHARD: Final = re.compile(r"(\d{1,9})/(\d{1,9})")
@@ -41,11 +39,6 @@ def part_of(shard: str | None, environment: Mapping[str, str] = os.environ) -> P
             "Slurm job array"
         )
     return Part(int(match[1]), int(match[2]))
-
-
-def writer_name(part: Part) -> str:
-    """Under which name a process writes."""
-    return WRITER if part == WHOLE else f"s{part.number}of{part.of}"
 
 
 def sibling_names(part: Part) -> frozenset[str]:

@@ -20,7 +20,7 @@ from rollgen.config import EMBEDDED_MODEL, RunConfig
 from rollgen.directory import Holds, check_start, inspect_directory, remove_frame
 from rollgen.engines.requirements import native_cost
 from rollgen.errors import DatasetError, UsageError
-from rollgen.format.commit import WHOLE, Part, WriterSlot
+from rollgen.format.commit import WHOLE, Part, WriterSlot, writer_name
 from rollgen.format.done import PlannedKeys
 from rollgen.format.failures import FailureLog
 from rollgen.format.journal import file_sha256
@@ -32,7 +32,7 @@ from rollgen.inert import Discretion
 from rollgen.loop.crew import Crew, Job
 from rollgen.loop.log import RunLog
 from rollgen.loop.owed import Owed
-from rollgen.loop.parts import in_part, part_of, sibling_names, writer_name
+from rollgen.loop.parts import in_part, part_of, sibling_names
 from rollgen.loop.place import Place, open_place
 from rollgen.loop.report import Reporter, RunStats, preparing
 from rollgen.loop.retry import check_condition, describe, plan_retry, select, split_config

@@ -26,9 +26,10 @@ from pathlib import Path
 from typing import Final
 
 from rollgen.errors import DatasetError, MissingFile, ResumeRefused, Unreadable
-from rollgen.format.adoption import Adopted, PlanUnreadable, adopt, fsync_file
+from rollgen.format.adoption import Adopted, PlanUnreadable, adopt
 from rollgen.format.commit import Fetched, Part
 from rollgen.format.done import Problem
+from rollgen.format.files import fsync_file
 from rollgen.format.journal import (
     Journal,
     JournalLine,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from models.runs import Recorder
+from models.jobs import some_job
 
 from rollgen.cluster.board import Committed, Died, Failed, Resampled, Started
 from rollgen.cluster.books import Books
@@ -18,13 +18,11 @@ from rollgen.config import RunConfig
 from rollgen.engines.base import SampleRequest
 from rollgen.errors import DatasetError, EngineError, TooManyFailures
 from rollgen.format.commit import WriterSlot
-from rollgen.format.failures import FailureLog, read_failures
+from rollgen.format.failures import read_failures
 from rollgen.format.journal import JournalLine, read_journal
 from rollgen.format.manifest import Manifest
 from rollgen.loop.crew import Job
-from rollgen.loop.owed import Owed
-from rollgen.loop.report import RunStats
-from rollgen.preflight import discretion_of, plan_run
+from rollgen.preflight import plan_run
 from rollgen.prompts.plan import Plan
 
 
@@ -35,17 +33,7 @@ def job(runs: Any, tmp_path: Path, make_manifest: Callable[..., Manifest]) -> It
     preflight = plan_run([runs.prompts], config, tmp_path / "plan.parquet")
     plan = Plan(tmp_path / "plan.parquet")
     with WriterSlot(tmp_path / "books", "w0") as slot:
-        yield Job(
-            slot=slot,
-            preflight=preflight,
-            manifest=make_manifest(),
-            owed=Owed(plan, [], np.zeros(plan.samples, np.bool_)),
-            failures=FailureLog(slot.directory, slot.writer),
-            discretion=discretion_of(config, slot.directory),
-            stats=RunStats(),
-            reporter=Recorder(),
-            max_failures=1,
-        )
+        yield some_job(slot, preflight, make_manifest(), plan)
 
 
 @pytest.fixture

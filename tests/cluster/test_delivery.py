@@ -12,7 +12,7 @@ from uuid import uuid4
 import numpy as np
 import pytest
 import ray
-from models.runs import Recorder
+from models.jobs import some_job
 
 from rollgen.cluster.board import Board, Committed, News, Refused
 from rollgen.cluster.delivery import Parcels, delivery_of
@@ -23,15 +23,12 @@ from rollgen.cluster.workplace import OwnDirectory
 from rollgen.config import RunConfig
 from rollgen.errors import DatasetError
 from rollgen.format.commit import WHOLE, WriterSlot
-from rollgen.format.failures import FailureLog
 from rollgen.format.journal import list_shards, read_journal
 from rollgen.format.manifest import Manifest, create_manifest
 from rollgen.format.schema import PLAN_FILE
 from rollgen.format.writer import ShardWriter
 from rollgen.loop.crew import Job
-from rollgen.loop.owed import Owed
-from rollgen.loop.report import RunStats
-from rollgen.preflight import discretion_of, plan_run
+from rollgen.preflight import plan_run
 from rollgen.prompts.plan import Plan
 from rollgen.remote import workspace
 from rollgen.remote.objects import ObjectStore
@@ -70,17 +67,7 @@ def job(
         with slot.section():
             assert create_manifest(slot.directory, manifest)
         plan = Plan(slot.directory / PLAN_FILE)
-        yield Job(
-            slot=slot,
-            preflight=preflight,
-            manifest=manifest,
-            owed=Owed(plan, [], np.zeros(plan.samples, np.bool_)),
-            failures=FailureLog(slot.directory, slot.writer),
-            discretion=discretion_of(config, slot.directory),
-            stats=RunStats(),
-            reporter=Recorder(),
-            max_failures=1,
-        )
+        yield some_job(slot, preflight, manifest, plan)
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rollgen.errors import UsageError
-from rollgen.format.commit import WHOLE, Part
-from rollgen.loop.parts import part_of, sibling_names, writer_name
+from rollgen.format.commit import WHOLE, Part, writer_name
+from rollgen.loop.parts import part_of, sibling_names
 
 
 def array(task: int, least: int, step: int, count: int) -> dict[str, str]:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
-import resource
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,6 +15,7 @@ from uuid import uuid4
 
 import pytest
 from fsspec.implementations.memory import MemoryFile
+from models.disk import largest_file
 
 from rollgen.errors import DatasetError, MissingFile, RollgenError, Unreadable, Unsent, UsageError
 from rollgen.remote.objects import ObjectStore, is_url, local_path, output_store
@@ -117,22 +116,11 @@ def test_uploaded_and_downloaded(store: ObjectStore, tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"copy", "other", "shard"}
 
 
-@contextmanager
-def full_disk(room: int) -> Iterator[None]:
-    """A file size limit stands in for it."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 def test_a_full_disk(store: ObjectStore, tmp_path: Path) -> None:
     """Is not the storage's fault: the error is the disk's, names a file there, and leaves nothing."""
     size = 4 << 20
     store.create("big", bytes(size))
-    with pytest.raises(OSError, match="File too large") as full, full_disk(size // 2):
+    with pytest.raises(OSError, match="File too large") as full, largest_file(size // 2):
         store.download("big", tmp_path / "copy")
     assert Path(full.value.filename).parent == tmp_path
     assert not any(tmp_path.iterdir())
