@@ -4,8 +4,11 @@ Importing it loads nothing heavy; public names are loaded when first used.
 
     generate, RunConfig                              prompts to a dataset, with vLLM
     RolloutWriter                                    a dataset from a generation loop of your own
+    merge                                            datasets of several models or runs to one
     RolloutStream, RolloutBatch                      batches for training, sharded and resumable (torch)
     RolloutDataset, Rollout, collate                 any sample by number (torch)
+    score, Answer                                    rewards for its samples, by a function of your own
+    export                                           its samples as the files that a trainer loads
     ops                                              log-probabilities on the support (torch)
     RollgenError                                     base of all errors
 """
@@ -21,8 +24,11 @@ from rollgen.errors import RollgenError
 
 if TYPE_CHECKING:
     from rollgen import ops
-    from rollgen.api import generate
+    from rollgen.api import generate, merge
     from rollgen.config import RunConfig
+    from rollgen.curate.answers import Answer
+    from rollgen.curate.score import score
+    from rollgen.exporters.export import export
     from rollgen.loader.batch import Rollout, RolloutBatch, collate
     from rollgen.loader.dataset import RolloutDataset
     from rollgen.loader.stream import RolloutStream
@@ -33,6 +39,7 @@ if "_ROLLGEN_ENGINE_PARENT" in os.environ and "--multiprocessing-fork" in sys.or
 
 __version__ = "0.1.0"
 __all__ = [
+    "Answer",
     "RollgenError",
     "Rollout",
     "RolloutBatch",
@@ -42,11 +49,15 @@ __all__ = [
     "RunConfig",
     "__version__",
     "collate",
+    "export",
     "generate",
+    "merge",
     "ops",
+    "score",
 ]
 
 _HOME = {
+    "Answer": "rollgen.curate.answers",
     "Rollout": "rollgen.loader.batch",
     "RolloutBatch": "rollgen.loader.batch",
     "RolloutDataset": "rollgen.loader.dataset",
@@ -54,7 +65,10 @@ _HOME = {
     "RolloutWriter": "rollgen.rollout_writer",
     "RunConfig": "rollgen.config",
     "collate": "rollgen.loader.batch",
+    "export": "rollgen.exporters.export",
     "generate": "rollgen.api",
+    "merge": "rollgen.api",
+    "score": "rollgen.curate.score",
 }
 
 

@@ -1,21 +1,26 @@
-"""`rollgen.generate`: what the command `rollgen generate` does, from Python."""
+"""`rollgen.generate` and `rollgen.merge`: what the commands of these names do, from Python."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rollgen.config import RunConfig, as_config
 from rollgen.crews import make_crew
+from rollgen.curate.compact import SHARD_TOKENS
+from rollgen.curate.merge import Merged
+from rollgen.curate.merge import merge as make_merged
 from rollgen.errors import UsageError
 from rollgen.format.manifest import Manifest
-from rollgen.inspect.card import refresh_card
+from rollgen.inspect.card import refresh_card, write_card
 from rollgen.loop import run
 from rollgen.loop.place import Place
 from rollgen.loop.report import Phase, Reporter, RunStats
 from rollgen.preflight import Preflight
+from rollgen.remote.objects import is_url
 from rollgen.rollout_writer import Prompts, prompt_inputs
 
 _LOG = logging.getLogger("rollgen")
@@ -58,6 +63,42 @@ def generate(
         clean=clean,
         retry=retry,
     )
+
+
+def merge(
+    datasets: Sequence[str | Path],
+    out: str | Path,
+    *,
+    names: Sequence[str] | None = None,
+    drop: Sequence[str] = (),
+    shard_tokens: int = SHARD_TOKENS,
+    clean: bool = False,
+    dry_run: bool = False,
+) -> Merged:
+    """Make one dataset, in the new directory `out`, of the current rows of several, of other models or runs too.
+
+    A column `run` says where a row is from: `names`, or else the names of the directories; a dataset that was merged
+    itself brings its own runs. All need the same tokenizer and vocabulary. Optional columns that not all have are
+    refused, unless `drop` names them. `clean` replaces the dataset that `out` holds; a `dry_run` writes nothing.
+
+    Raises UsageError for datasets that do not go together and for an `out` that holds something, ResumeRefused while a
+    writer of one of them is alive, and DatasetError for damage or a full disk.
+    """
+    for place in (*datasets, out):
+        if is_url(place):
+            raise UsageError(f"{place}: merge reads and writes directories; copy the dataset, and give the copy")
+    merged = make_merged(
+        [Path(dataset) for dataset in datasets],
+        Path(out),
+        names=names,
+        drop=drop,
+        shard_tokens=shard_tokens,
+        clean=clean,
+        dry_run=dry_run,
+    )
+    if not dry_run:
+        write_card(Path(out))
+    return merged
 
 
 class LoggingReporter:

@@ -23,6 +23,7 @@ from rollgen.format.schema import (
     MANIFEST_FILE,
     QUARANTINE_DIR,
     RETIRED_DIR,
+    REWARDS_DIR,
     TOKENIZER_DIR,
 )
 
@@ -83,7 +84,7 @@ def clean_directory(directory: Path) -> None:
                 shutil.rmtree(path)
             else:
                 path.unlink()
-    for name in (QUARANTINE_DIR, RETIRED_DIR, FAILURES_DIR, TOKENIZER_DIR, LOGS_DIR):
+    for name in (QUARANTINE_DIR, RETIRED_DIR, FAILURES_DIR, TOKENIZER_DIR, LOGS_DIR, REWARDS_DIR):
         emptied = directory / name
         if emptied.is_dir() and not any(emptied.iterdir()):
             emptied.rmdir()

@@ -176,6 +176,8 @@ def plan_run(
     `continued` is the directory of the run that this one continues. Raises UsageError, and ResumeRefused when it would
     not continue that run.
     """
+    if continued is not None:
+        _refuse_merged(read_manifest(continued), continued)
     replayable = check_replayable(config)
     model = find_model(config)
     planned_at = datetime.now(UTC).replace(microsecond=0) if continued is None else _created_at(continued)
@@ -230,6 +232,14 @@ def continue_run(preflight: Preflight, directory: Path) -> Preflight:
         stored_plan = Plan(directory / PLAN_FILE)
         check_growth(stored_plan, plan)
     return replace(preflight, stored=stored, known_prompts=stored_plan.prompts, known_samples=stored_plan.samples)
+
+
+def _refuse_merged(stored: Manifest, directory: Path) -> None:
+    """Raise ResumeRefused for a merged dataset: what it lacks, its runs owe."""
+    if stored.runs:
+        raise ResumeRefused(
+            f"{directory}: was merged from {len(stored.runs)} runs, and owes nothing; continue these, and merge again"
+        )
 
 
 def check_engine(preflight: Preflight, engine: SampledBy) -> None:
@@ -316,6 +326,7 @@ def establish_planless(config: RunConfig, model: ModelInfo, engine: SampledBy, s
         now = datetime.now(UTC).replace(microsecond=0)
         return _create(directory, model, _new_manifest(config, model, engine, identity, now, attempt))
     stored = read_manifest(directory)
+    _refuse_merged(stored, directory)
     if PLANLESS not in stored.identity:
         raise ResumeRefused(f"{directory}: has a plan; give the prompts that it was planned with")
     check_identity(stored, identity)

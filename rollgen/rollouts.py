@@ -112,6 +112,8 @@ class Completion:
     metadata: str | None = None
     generation: int = 0
     """0, or which retry of this sample it is: the highest one stored is current, earlier ones are kept."""
+    run: str | None = None
+    """Of a dataset of several runs, which one it is of; None in any other."""
     weight_versions: WeightVersions | None = None
     """None when the dataset does not store them."""
     routed_experts: Int16Array | None = None

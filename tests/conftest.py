@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -64,7 +64,7 @@ def make_manifest() -> Callable[..., Manifest]:
     return some_manifest
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_dataset() -> Callable[..., Path]:
     """`make_dataset(directory, shards=2, prompts=3, n=2, ...)`: see `write_dataset`."""
     return write_dataset
@@ -74,6 +74,22 @@ def make_dataset() -> Callable[..., Path]:
 def make_extras() -> Callable[..., Path]:
     """`make_extras(directory, ...)`: the same with weights and experts, whatever `make_dataset` is elsewhere."""
     return partial(write_dataset, extras=True)
+
+
+@pytest.fixture
+def make_run() -> Callable[..., Path]:
+    """`make_run(directory, number, ...)`: see `write_run`."""
+    return write_run
+
+
+@pytest.fixture
+def merged(tmp_path: Path) -> Path:
+    """Of the runs `base` and `step-1`: the same six prompts, two samples each, of 8 and of 9 tokens."""
+    from rollgen.curate.merge import merge
+
+    sources = [write_run(tmp_path / name, number) for number, name in enumerate(("base", "step-1"))]
+    merge(sources, tmp_path / "merged")
+    return tmp_path / "merged"
 
 
 @pytest.fixture
@@ -210,13 +226,17 @@ def write_dataset(
     n: int = 2,
     support_logprobs: bool = False,
     extras: bool = False,
+    said: Mapping[str, Any] | None = None,
     **changes: Any,
 ) -> Path:
-    """A finished dataset of `shards * prompts * n` samples; `changes` go to `random_completion`."""
+    """A finished dataset of `shards * prompts * n` samples.
+
+    `changes` go to `random_completion`, `said` into its manifest.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     plan = write_plan(directory / PLAN_FILE, [random_prompt(index, n=n) for index in range(shards * prompts)])
     stored = {"support_logprobs": support_logprobs, "extras": extras}
-    manifest = some_manifest(**stored, plan_sha256=file_sha256(plan))
+    manifest = some_manifest(**stored, plan_sha256=file_sha256(plan), **(said or {}))
     assert create_manifest(directory, manifest)
     with WriterSlot(directory, "w0") as slot, ShardWriter(slot, manifest, commit_interval=math.inf) as writer:
         for index in range(shards * prompts):
@@ -225,3 +245,18 @@ def write_dataset(
             if (index + 1) % prompts == 0:
                 writer.flush()
     return directory
+
+
+def write_run(directory: Path, number: int, **changes: Any) -> Path:
+    """`write_dataset` of another model, at another time: its samples are one token longer for each `number`."""
+    identity = {"temperature": 0.75, "top_k": 8, "top_p": 0.875, "seed": 0, "model_fingerprint": str(number)}
+    said = {
+        "identity": identity,
+        "config_digest": digest(identity),
+        "created_at": f"2026-02-{number + 1:02}T00:00:00+00:00",
+        "model": ModelRecord(
+            name=f"model-{number}", revision=None, fingerprint=str(number), dtype="float32", context_length=256
+        ),
+    }
+    said |= changes.pop("said", {})
+    return write_dataset(directory, **{"tokens": 8 + number} | changes, said=said)

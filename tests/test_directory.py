@@ -12,7 +12,7 @@ from rollgen.errors import UsageError
 from rollgen.format.commit import Part, WriterSlot
 from rollgen.format.layout import CARD_FILE
 
-OWN = ("rollgen.json", "plan.parquet", "data", "journal", "failures", "tokenizer", "quarantine", CARD_FILE)
+OWN = ("rollgen.json", "plan.parquet", "data", "journal", "failures", "rewards", "tokenizer", "quarantine", CARD_FILE)
 
 
 def lay_out(directory: Path, *names: str) -> Path:
@@ -118,6 +118,9 @@ def test_clean_removes_the_run_and_nothing_else(tmp_path: Path, make_dataset: Ca
         "retry-1.parquet",
         "quarantine/part-w0-000009.parquet",
         "retired/part-w0-000008.parquet",
+        "rewards/correct-000000.parquet",
+        "rewards/.tmp-correct-000001",
+        "rewards/correct.lock",
         "journal/replacement.json",
         CARD_FILE,
         "notes.txt",

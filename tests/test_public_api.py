@@ -22,7 +22,7 @@ def test_all_is_what_is_public() -> None:
         assert getattr(rollgen, name) is not None
     assert set(rollgen.__all__) == {
         *("RollgenError", "Rollout", "RolloutBatch", "RolloutDataset", "RolloutStream", "RolloutWriter", "RunConfig"),
-        *("__version__", "collate", "generate", "ops"),
+        *("__version__", "Answer", "collate", "export", "generate", "merge", "ops", "score"),
     }
 
 

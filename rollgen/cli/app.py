@@ -16,10 +16,13 @@ from typer.exceptions import TyperException
 
 from rollgen import __version__
 from rollgen.cli.compact import compact
+from rollgen.cli.export import export
 from rollgen.cli.generate import generate
 from rollgen.cli.help import PlainCommand
 from rollgen.cli.inspect import inspect
+from rollgen.cli.merge import merge
 from rollgen.cli.repair import repair
+from rollgen.cli.score import score
 from rollgen.cli.status import status
 from rollgen.cli.verify import verify
 from rollgen.errors import EXIT_CODES_HELP, RollgenError, UsageError
@@ -33,7 +36,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (generate, inspect, status, verify, repair, compact):
+for _command in (generate, inspect, status, score, export, verify, repair, compact, merge):
     app.command(cls=PlainCommand, epilog=EXIT_CODES_HELP)(_command)
 
 

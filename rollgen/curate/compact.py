@@ -1,8 +1,7 @@
 """`rollgen compact`: many small shards to few, the samples of a prompt together; every row stays as it is.
 
     look      journal and keys of all rows: which shards are replaced, which rows go where (`layout.py`)
-    write     each new shard under a temporary name: rows copied as Arrow out of verified row groups
-    compare   each new shard, read back, with the old ones, read again: row by row and column by column
+    copy      each new shard under a temporary name, compared with the old ones (`copying.py`)
     switch    one durable record makes the new shards the dataset's (`format/replacement.py`)
 
 Until the record is written nothing has changed, and whatever goes wrong leaves nothing behind; what a kill left, the
@@ -11,31 +10,28 @@ the dataset until then. All that takes room was written before, so that a full d
 repaired: a damaged shard is an error. No writer may be alive meanwhile, and none can start. Readers that are at work
 then may find their shards gone.
 
-Memory is CACHE_BYTES and a few row groups, beside the keys (`layout.py`). Disk: the new shards, until the old are gone.
+Memory is that of copying, beside the keys (`layout.py`). Disk: the new shards, until the old are gone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pyarrow as pa
 
-from rollgen.curate.layout import Index, Layout, Run, plan_layout, read_index
+from rollgen.curate.copying import copy_rows
+from rollgen.curate.layout import Index, Layout, plan_layout, read_index
 from rollgen.errors import DatasetError, UsageError
-from rollgen.format.columns import RowGroupFilling, stored_sizes
 from rollgen.format.commit import WriterSlot
 from rollgen.format.journal import JournalLine, Totals, is_unfinished, totals
 from rollgen.format.manifest import PLANLESS, Manifest, read_manifest
-from rollgen.format.reader import StoredDataset, count_mask_ids, open_dataset, open_shard, read_row_group
+from rollgen.format.reader import StoredDataset, open_dataset
 from rollgen.format.replacement import COMPACTOR, Replacement, complete, decide, prepare_retired
-from rollgen.format.row_groups import CACHE_BYTES, RowGroupCache
 from rollgen.format.schema import FOOTER_ENGINE, RETIRED_DIR
-from rollgen.format.writer import footer_metadata, manifest_schema, write_parquet
+from rollgen.format.writer import footer_metadata, manifest_schema
 
 if TYPE_CHECKING:
     from rollgen.rollouts import Int64Array
@@ -171,81 +167,15 @@ def _footer(manifest: Manifest, index: Index, layout: Layout) -> dict[bytes, byt
 
 
 def _rewrite(slot: WriterSlot, path: Path, index: Index, rows: Int64Array, schema: pa.Schema) -> JournalLine:
-    """Write one new shard and compare it with the old ones."""
+    """One new shard."""
     try:
-        write_parquet(path, _row_groups(index, rows, schema), schema)
-        tokens, mask_ids = _compare(path, index, rows)
-        return slot.set_aside(path, rows=len(rows), tokens=tokens, mask_ids=mask_ids)
+        return copy_rows(slot, path, index, rows, schema)
     except OSError as error:
         raise _unwritable(path, error) from error
 
 
 def _unwritable(path: Path, error: OSError) -> DatasetError:
     return DatasetError(f"{path}: cannot be written: {error.strerror or error}; nothing has changed")
-
-
-def _old_row_groups(index: Index) -> RowGroupCache[pa.Table]:
-    """The row groups of the old shards, by their numbers in the dataset, with all columns, verified."""
-
-    def load(row_group: int) -> pa.Table:
-        shard, number = index.row_groups[row_group]
-        with index.shards[shard].open() as reader:
-            return read_row_group(reader, number)
-
-    return RowGroupCache(load, CACHE_BYTES)
-
-
-def _row_groups(index: Index, rows: Int64Array, schema: pa.Schema) -> Iterator[pa.Table]:
-    """The tables of a new shard's row groups, which end by the rule of those that are made of completions."""
-    old, filling = _old_row_groups(index), RowGroupFilling()
-    pieces: list[pa.Table] = []
-    for run in index.runs(rows):
-        for piece, is_last in _cut(old[run.row_group].select(schema.names), run, filling):
-            pieces.append(piece)
-            if is_last:
-                yield pa.concat_tables(pieces).combine_chunks()
-                pieces = []
-    if pieces:
-        yield pa.concat_tables(pieces).combine_chunks()
-
-
-def _cut(table: pa.Table, run: Run, filling: RowGroupFilling) -> Iterator[tuple[pa.Table, bool]]:
-    """A run's rows in pieces, each with whether it is the last one of its new row group."""
-    first, end = run.first, run.first + run.rows
-    for after, size in enumerate(stored_sizes(table.slice(first, run.rows)), first + 1):
-        closed = filling.is_closed_by(size)
-        if closed or after == end:
-            yield _copy(table, first, after), closed
-            first = after
-
-
-def _copy(table: pa.Table, first: int, end: int) -> pa.Table:
-    """Rows in memory of their own: a slice would keep the whole row group."""
-    return table.take(pa.array(np.arange(first, end)))
-
-
-def _compare(path: Path, index: Index, rows: Int64Array) -> tuple[int, int]:
-    """Read a new shard and, again, the old rows that it should hold. Returns its tokens and mask ids.
-
-    Slices are compared, where rows were copied by position: what one of the two does wrong, the other shows.
-    """
-    old = _old_row_groups(index)
-    tokens = mask_ids = start = 0
-    with open_shard(path) as shard:
-        for number, size in enumerate(shard.row_group_rows):
-            table = read_row_group(shard, number)
-            offset = 0
-            for run in index.runs(rows[start : start + size]):
-                wanted = old[run.row_group].slice(run.first, run.rows)
-                if not table.slice(offset, run.rows).equals(wanted):
-                    raise DatasetError(f"{path}: row group {number}: is not equal to the old rows: none was replaced")
-                offset += run.rows
-            tokens += int(table["response_length"].to_numpy().sum(dtype=np.int64))
-            mask_ids += count_mask_ids(table)
-            start += size
-    if start != len(rows):
-        raise DatasetError(f"{path}: {start} rows were written, {len(rows)} were to be")
-    return tokens, mask_ids
 
 
 def _check_totals(directory: Path, old: list[JournalLine], new: list[JournalLine]) -> None:

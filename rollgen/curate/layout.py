@@ -3,14 +3,14 @@
 Replaced are the shards with fewer than half of the tokens wanted, and those that share a prompt with another shard.
 Their prompts are dealt to new shards one after the other, whole, each shard closed once it has the tokens wanted: by
 `prompt_index`, or in a dataset without a plan, where that is a hash, in the order in which they came, so that the rows
-of a new shard lie near each other in the old ones. Memory is about 70 bytes a row.
+of a new shard lie near each other in the old ones. A merge deals the same way. Memory is about 70 bytes a row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -56,6 +56,24 @@ class Index:
     """Of each row group, the number of its shard and its own number there."""
     starts: Int64Array
     """int64 [row groups + 1], the first row of each row group."""
+
+    @classmethod
+    def joined(cls, parts: Sequence[Index]) -> Index:
+        """Of several datasets, one after the other."""
+        shards = np.cumsum([0, *(len(part.shards) for part in parts)]).tolist()
+        row_groups = (
+            (first + shard, group)
+            for first, part in zip(shards, parts, strict=False)
+            for shard, group in part.row_groups
+        )
+        sizes = np.concatenate([np.diff(part.starts) for part in parts])
+        return cls(
+            tuple(chain.from_iterable(part.shards for part in parts)),
+            tuple(chain.from_iterable(part.engines for part in parts)),
+            Rows(*map(np.concatenate, zip(*(part.rows for part in parts), strict=True))),
+            tuple(row_groups),
+            np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]),
+        )
 
     def shard_of(self, rows: npt.ArrayLike) -> Int64Array:
         """int64, the number of the shard of each of these rows."""
@@ -107,16 +125,15 @@ def read_index(shards: Sequence[StoredShard], optional: Mapping[str, bool]) -> I
 
 
 def plan_layout(index: Index, *, shard_tokens: int, planned: bool) -> Layout:
-    """Choose the shards to replace and deal out their rows. Raises DatasetError for a key that is there twice."""
-    order = np.lexsort((index.rows.generation, index.rows.sample_index, index.rows.prompt_index))
-    _refuse_twins(index, order)
+    """Choose the shards to replace and deal out their rows. Raises as `sorted_rows`."""
+    order = sorted_rows(index)
     prompt, shard = index.rows.prompt_index[order], index.shard_of(order)
     # Between rows of one prompt in order, each place where the shard changes: both shards hold that prompt.
     changes = np.flatnonzero((prompt[1:] == prompt[:-1]) & (shard[1:] != shard[:-1]))
     small = [number for number, stored in enumerate(index.shards) if _tokens(stored) < shard_tokens / 2]
     replaced = np.unique(np.concatenate([np.array(small, np.int64), shard[changes], shard[changes + 1]]))
     rows = order[np.isin(shard, replaced)]
-    dealt = tuple(_deal(index.rows, rows, shard_tokens, planned=planned))
+    dealt = tuple(deal(index.rows, rows, shard_tokens, planned=planned))
     split_prompts = len(np.unique(prompt[changes]))
     if len(dealt) >= len(replaced) and not split_prompts:
         return Layout((), (), 0)
@@ -146,16 +163,22 @@ def _tokens(stored: StoredShard) -> int:
     return stored.line.tokens
 
 
-def _refuse_twins(index: Index, order: Int64Array) -> None:
+def sorted_rows(index: Index) -> Int64Array:
+    """int64 [R], all rows in rising order of their keys. Raises DatasetError for a key that is there twice."""
+    order: Int64Array = np.lexsort((index.rows.generation, index.rows.sample_index, index.rows.prompt_index))
     keys = [column[order] for column in index.rows[:3]]
     twins = np.flatnonzero(np.logical_and.reduce([key[1:] == key[:-1] for key in keys]))
     if twins.size:
         one, other = (index.shards[int(index.shard_of(order[twins[0] + offset]))].path for offset in (0, 1))
         raise DatasetError(f"{other}: holds samples that {one.name} holds too; remove one of the two copies")
+    return order
 
 
-def _deal(rows: Rows, chosen: Int64Array, shard_tokens: int, *, planned: bool) -> Iterator[Int64Array]:
-    """The chosen rows, sorted by key, as new shards: whole prompts, each shard sorted by key."""
+def deal(rows: Rows, chosen: Int64Array, shard_tokens: int, *, planned: bool) -> Iterator[Int64Array]:
+    """The chosen rows, sorted by key, as new shards: whole prompts, each shard sorted by key.
+
+    Shards follow the keys where they are `planned`, else the order in which prompts came.
+    """
     prompts, first = np.unique(rows.prompt_index[chosen], return_index=True)
     ends = np.append(first[1:], len(chosen))
     tokens = np.add.reduceat(rows.response_length[chosen], first, dtype=np.int64) if len(chosen) else first

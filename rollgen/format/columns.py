@@ -136,6 +136,9 @@ class _Columns:
         )
         return pa.ListArray.from_arrays(pa.array(_offsets(self._response_lengths)), inner, kind)
 
+    def run(self) -> pa.Array:
+        return self._strings(c.run for c in self._rows)
+
     def prompt_id(self) -> pa.Array:
         return self._strings(c.prompt_id for c in self._rows)
 

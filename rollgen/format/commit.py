@@ -180,8 +180,8 @@ def start_section(directory: Path) -> Iterator[None]:
     """
     refuse_links(directory)
     path = directory / JOURNAL_DIR / _START_LOCK
-    with _writable(path):
-        lock = _open_lock(path, wait=True)
+    with writable(path):
+        lock = open_lock(path, wait=True)
     assert lock is not None
     with lock:
         yield
@@ -291,9 +291,9 @@ class WriterSlot:
 
     def _take_lock(self) -> None:
         path = self.directory / JOURNAL_DIR / f"{self.writer}.lock"
-        with _writable(path):
+        with writable(path):
             (self.directory / DATA_DIR).mkdir(exist_ok=True)
-            self._lock = _open_lock(path, wait=False)
+            self._lock = open_lock(path, wait=False)
             if self._lock is None:
                 raise ResumeRefused(f"{path}: another rollgen is writing this dataset; wait for it, or stop it")
             self._say(Holder(self.part, self.attempt))
@@ -380,7 +380,7 @@ def _remove_leftovers(directory: Path, pattern: str) -> None:
 
 
 @contextmanager
-def _writable(path: Path) -> Iterator[None]:
+def writable(path: Path) -> Iterator[None]:
     """Turn an OSError into one line that names its file, or else `path`. Raises UsageError."""
     try:
         yield
@@ -402,8 +402,8 @@ def _let_go_in_child() -> None:
 os.register_at_fork(after_in_child=_let_go_in_child)
 
 
-def _open_lock(path: Path, *, wait: bool) -> IO[bytes] | None:
-    """The lock file, opened and locked; None when another one holds it and we are not to wait."""
+def open_lock(path: Path, *, wait: bool) -> IO[bytes] | None:
+    """The lock file, opened and locked; None when another one holds it and we are not to wait. Raises OSError."""
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -416,13 +416,14 @@ def _open_lock(path: Path, *, wait: bool) -> IO[bytes] | None:
         elif not _lock_exclusively(file):
             file.close()
             return None
-        if _is_same_file(file, path):
+        if is_same_file(file, path):
             _held.add(file)
             return file
         file.close()  # a start that came to nothing took its empty directory away while we waited
 
 
-def _is_same_file(file: IO[bytes], path: Path) -> bool:
+def is_same_file(file: IO[bytes], path: Path) -> bool:
+    """Whether the file that is open here still has this name."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:

@@ -26,6 +26,7 @@ from rollgen.format.schema import (
     QUARANTINE_DIR,
     RETIRED_DIR,
     RETRY_FILES,
+    REWARDS_DIR,
     TOKENIZER_DIR,
 )
 
@@ -92,9 +93,9 @@ def refuse_links(directory: Path) -> None:
 
 
 def _written_places(directory: Path) -> Iterator[Path]:
-    names = (DATA_DIR, JOURNAL_DIR, FAILURES_DIR, LOGS_DIR, TOKENIZER_DIR, QUARANTINE_DIR, RETIRED_DIR)
+    names = (DATA_DIR, JOURNAL_DIR, FAILURES_DIR, LOGS_DIR, REWARDS_DIR, TOKENIZER_DIR, QUARANTINE_DIR, RETIRED_DIR)
     yield from (directory / name for name in (*names, MANIFEST_FILE, PLAN_FILE))
-    for pattern in (RETRY_FILES, f"{JOURNAL_DIR}/*", f"{FAILURES_DIR}/*"):
+    for pattern in (RETRY_FILES, f"{JOURNAL_DIR}/*", f"{FAILURES_DIR}/*", f"{REWARDS_DIR}/*.lock"):
         yield from directory.glob(pattern)
 
 

@@ -16,6 +16,7 @@ from rollgen.format.schema import (
     QUARANTINE_DIR,
     RETIRED_DIR,
     RETRY_FILES,
+    REWARDS_DIR,
     TOKENIZER_DIR,
 )
 
@@ -36,8 +37,12 @@ OWN_FILES: Final = (
     f"{FAILURES_DIR}/*.jsonl",
     f"{TOKENIZER_DIR}/*",
     f"{LOGS_DIR}/*.log",
+    f"{REWARDS_DIR}/*-[0-9]*.parquet",
+    f"{REWARDS_DIR}/.tmp-*",
+    f"{REWARDS_DIR}/*.lock",
 )
-"""Patterns, in the order in which they are removed: without its manifest it is no dataset. Locks are not among them."""
+"""Patterns, in the order in which they are removed: without its manifest it is no dataset. Locks of writers are not
+among them."""
 
 OWN_PLACES: Final = frozenset(pattern.partition("/")[0] for pattern in OWN_FILES)
 """Patterns of what lies in the dataset's directory itself."""

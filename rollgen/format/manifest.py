@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -31,6 +33,8 @@ from rollgen.format.schema import (
 
 PLANLESS: Final = "planless"
 """Key of `identity`, true where prompts come one by one, so that there is no plan and nothing is owed."""
+RUN_NAME: Final = re.compile(r"[A-Za-z0-9_.-]+")
+"""What a run of a merged dataset may be called."""
 _CHECKSUM: Final = "sha256"
 """Key of the manifest: SHA-256 of the canonical JSON of all its other keys."""
 MAX_MANIFEST_BYTES: Final = 16 << 20
@@ -117,6 +121,32 @@ class RoutedExperts(_Section):
         return self.layers * self.top_k
 
 
+class Run(_Section):
+    """A run of a merged dataset: what its own manifest said, but for what is the same in all of them."""
+
+    name: str
+    """In the column `run`."""
+    samples: Count
+    """That were merged: current ones."""
+    superseded: Count
+    """Rows that were not merged, because a retry had made their samples again."""
+    owed: Count | None
+    """Samples that it wanted and did not have when it was merged; None without a plan."""
+    format_version: str
+    created_at: str
+    config_digest: str
+    identity: dict[str, Any]
+    capture: Literal["native", "logprobs", "none"]
+    support_logprobs: bool
+    """Whether it stored them; the merged dataset may not."""
+    model: ModelRecord
+    plan_sha256: str | None
+    attempts: list[Attempt]
+    retries: list[Retry]
+    weight_versions: bool
+    routed_experts: RoutedExperts | None
+
+
 class Manifest(_Section):
     """The parsed `rollgen.json`."""
 
@@ -146,6 +176,8 @@ class Manifest(_Section):
     """Whether shards say which weights sampled which tokens."""
     routed_experts: RoutedExperts | None = None
     """None: they are not stored."""
+    runs: list[Run] = []
+    """What a merged dataset is made of; empty in any other."""
 
     @property
     def optional_columns(self) -> dict[str, bool]:
@@ -154,12 +186,28 @@ class Manifest(_Section):
             "support_logprobs": self.support_logprobs,
             "weight_versions": self.weight_versions,
             "routed_experts": self.routed_experts is not None,
+            "run": bool(self.runs),
         }
+
+    @property
+    def run_names(self) -> tuple[str, ...]:
+        """Of a merged dataset, the values of the column `run`; none of any other."""
+        return tuple(run.name for run in self.runs)
 
     def with_retry(self, retry: Retry) -> Manifest:
         """This dataset with one more retry: its shards have the column `generation` from now on."""
         version = self.format_version if has_generation(self.format_version) else GENERATION_VERSION
         return self.model_copy(update={"format_version": version, "retries": [*self.retries, retry]})
+
+    def of_run(self, run: Run) -> Manifest:
+        """What the dataset of one of the runs said of itself."""
+        own = {name: getattr(run, name) for name in Run.model_fields if name in type(self).model_fields}
+        return self.model_copy(update=own | {"runs": []})
+
+
+def merged_identity(runs: Sequence[Run]) -> dict[str, Any]:
+    """The `identity` of a dataset that is merged from these runs."""
+    return {PLANLESS: True, "runs": [{"name": run.name, "config_digest": run.config_digest} for run in runs]}
 
 
 def read_manifest(directory: Path) -> Manifest:
@@ -237,6 +285,13 @@ def check_identity(stored: Manifest, identity: dict[str, Any]) -> None:
     )
 
 
+def manifest_bytes(manifest: Manifest) -> bytes:
+    """The content of `rollgen.json`. More than MAX_MANIFEST_BYTES of it no reader takes."""
+    content = manifest.model_dump()
+    text = json.dumps(content | {_CHECKSUM: digest(content)}, indent=2, ensure_ascii=False, allow_nan=False)
+    return text.encode() + b"\n"
+
+
 def fsync_directory(directory: Path) -> None:
     """Make renames inside `directory` durable."""
     descriptor = os.open(directory, os.O_RDONLY)
@@ -248,9 +303,7 @@ def fsync_directory(directory: Path) -> None:
 
 def _write_temporary(directory: Path, manifest: Manifest) -> Path:
     temporary = directory / f".tmp-{MANIFEST_FILE}-{os.getpid()}"
-    content = manifest.model_dump()
-    text = json.dumps(content | {_CHECKSUM: digest(content)}, indent=2, ensure_ascii=False, allow_nan=False)
-    write_durably(temporary, text.encode() + b"\n")
+    write_durably(temporary, manifest_bytes(manifest))
     return temporary
 
 

@@ -16,12 +16,14 @@ from typing import Any, Final
 import pyarrow as pa
 
 FORMAT_NAME: Final = "rollgen"
-FORMAT_VERSION: Final = "1.2"
+FORMAT_VERSION: Final = "1.3"
 """MAJOR.MINOR. A reader accepts its own MAJOR; MINOR adds columns, keys and files only: 1.1 added generations, 1.2 what
-engines tell of their weights and experts."""
+engines tell of their weights and experts, 1.3 datasets of several runs, and rewards."""
 
 GENERATION_VERSION: Final = "1.1"
 """The MINOR that added the column `generation`."""
+REWARDS_VERSION: Final = "1.3"
+"""The MINOR that added rewards, and what their files say they are of."""
 
 MANIFEST_FILE: Final = "rollgen.json"
 PLAN_FILE: Final = "plan.parquet"
@@ -33,6 +35,7 @@ TOKENIZER_DIR: Final = "tokenizer"
 QUARANTINE_DIR: Final = "quarantine"
 RETIRED_DIR: Final = "retired"
 LOGS_DIR: Final = "logs"
+REWARDS_DIR: Final = "rewards"
 
 FOOTER_FORMAT_VERSION: Final = b"rollgen.format_version"
 FOOTER_CONFIG_DIGEST: Final = b"rollgen.config_digest"
@@ -40,6 +43,8 @@ FOOTER_VOCAB_SIZE: Final = b"rollgen.vocab_size"
 FOOTER_TOKENIZER_VOCAB_SIZE: Final = b"rollgen.tokenizer_vocab_size"
 FOOTER_ENGINE: Final = b"rollgen.engine"
 """Key/value metadata of each shard's footer, so that a lone file explains itself. Values are UTF-8 text."""
+REWARDS_KEY: Final = b"rollgen.rewards"
+"""And what a file of rewards has there, beside format version and config digest."""
 
 ROW_GROUP_TOKENS: Final = 57_344
 """Generated tokens after which a row group is closed: the unit of random access and of damage."""
@@ -62,6 +67,11 @@ def has_extras(format_version: str) -> bool:
     return format_version not in ("1.0", "1.1")
 
 
+def has_runs(format_version: str) -> bool:
+    """Whether a dataset of this MINOR may be of several runs."""
+    return format_version not in ("1.0", "1.1", "1.2")
+
+
 def _list_of(value: pa.DataType, *, nullable_element: bool = False) -> pa.ListType:
     return pa.list_(pa.field("element", value, nullable=nullable_element))
 
@@ -75,10 +85,11 @@ START_LIST: Final = _list_of(pa.int32())
 EXPERT_LIST: Final = _list_of(pa.int16())
 MAX_EXPERTS: Final = 1 << 15
 """Of a layer: their numbers are int16."""
-OPTIONAL_COLUMNS: Final = ("support_logprobs", "weight_versions", "routed_experts")
-"""Those that all shards of a dataset have, or none; `weight_version_starts` comes with the second."""
+OPTIONAL_COLUMNS: Final = ("run", "support_logprobs", "weight_versions", "routed_experts")
+"""Those that all shards of a dataset have, or none; `weight_version_starts` comes with `weight_versions`."""
 
-_STATISTICS: Final = ("prompt_id", "sample_index", "generation", "prompt_index", "prompt_length", "response_length")
+_STATISTICS: Final = tuple("run prompt_id sample_index generation prompt_index prompt_length response_length".split())
+_DICTIONARIES: Final = ("run", "prompt_id", "finish_reason", "stop_reason", "prompt", "metadata")
 _SPLIT_LEAVES: Final = {
     "sampling_mask": "sampling_mask.list.element.list.element",
     "support_logprobs": "support_logprobs.list.element.list.element",
@@ -93,14 +104,16 @@ def shard_schema(
     support_logprobs: bool,
     weight_versions: bool = False,
     routed_experts: bool = False,
+    run: bool = False,
     generation: bool = True,
 ) -> pa.Schema:
-    """The columns of a shard, in order. The first three are optional ones; shards of 1.0 have no `generation`."""
+    """The columns of a shard, in order. All but the last are optional ones; shards of 1.0 have no `generation`."""
     versions = [
         pa.field("weight_versions", VERSION_LIST, nullable=False),
         pa.field("weight_version_starts", START_LIST, nullable=False),
     ]
     fields = [
+        *([pa.field("run", pa.string(), nullable=False)] if run else []),
         pa.field("prompt_id", pa.string(), nullable=False),
         pa.field("sample_index", pa.int32(), nullable=False),
         *([pa.field("generation", pa.int32(), nullable=False)] if generation else []),
@@ -160,6 +173,19 @@ RETRY_SCHEMA: Final = pa.schema(
 )
 """One row per sample to be made again, sorted by prompt_index and sample_index."""
 
+REWARD_SCHEMA: Final = pa.schema(
+    [
+        pa.field("prompt_id", pa.string(), nullable=False),
+        pa.field("prompt_index", pa.int64(), nullable=False),
+        pa.field("sample_index", pa.int32(), nullable=False),
+        pa.field("generation", pa.int32(), nullable=False),
+        pa.field("tokens_crc32", pa.int64(), nullable=False),
+        pa.field("reward", pa.float64()),
+        pa.field("error", pa.string()),
+    ]
+)
+"""One row per sample and try to score it; further float64 columns follow, as the scorer names them."""
+
 
 def parquet_options(schema: pa.Schema) -> dict[str, Any]:
     """Keyword arguments of `pq.ParquetWriter` for a shard of this schema."""
@@ -167,7 +193,7 @@ def parquet_options(schema: pa.Schema) -> dict[str, Any]:
     return {
         "compression": "zstd",
         "compression_level": ZSTD_LEVEL,
-        "use_dictionary": ["prompt_id", "finish_reason", "stop_reason", "prompt", "metadata"],
+        "use_dictionary": [name for name in _DICTIONARIES if name in schema.names],
         "column_encoding": byte_stream_split,
         "data_page_version": "1.0",
         "data_page_size": DATA_PAGE_BYTES,

@@ -49,14 +49,15 @@ MAX_BUFFER_BYTES = 192 << 20
 
 
 def footer_metadata(manifest: Manifest) -> dict[bytes, bytes]:
-    """What a shard says about itself when it is found alone."""
-    engine = manifest.attempts[-1].engine
+    """What a shard says about itself when it is found alone; of several runs, the engine of each is named."""
+    last = [attempt.engine for sampled in manifest.runs or (manifest,) for attempt in sampled.attempts[-1:]]
+    engines = dict.fromkeys(f"{engine.name} {engine.version}" for engine in last)
     return {
         FOOTER_FORMAT_VERSION: manifest.format_version.encode(),
         FOOTER_CONFIG_DIGEST: manifest.config_digest.encode(),
         FOOTER_VOCAB_SIZE: str(manifest.vocab_size).encode(),
         FOOTER_TOKENIZER_VOCAB_SIZE: str(manifest.tokenizer_vocab_size).encode(),
-        FOOTER_ENGINE: f"{engine.name} {engine.version}".encode(),
+        FOOTER_ENGINE: ", ".join(engines).encode(),
     }
 
 

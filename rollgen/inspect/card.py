@@ -1,7 +1,8 @@
 """The README.md of a dataset: what it holds, how it was sampled, how to load it.
 
-Whoever sampled writes it, and the next one replaces it unless somebody has edited it since.
-The front matter points at `data/*.parquet`, so that `datasets.load_dataset(directory)` works and a hub shows the rows.
+Whoever sampled writes it, and the next one replaces it unless somebody has edited its text since. The front matter,
+the licence above all, is the user's: an edited one is kept. As it is written it points at `data/*.parquet`, so that
+`datasets.load_dataset(directory)` works and a hub shows the rows.
 Everything that comes from the data is escaped: it can be neither Markdown nor HTML, and the front matter holds none.
 """
 
@@ -23,9 +24,10 @@ from rollgen.format.files import new_file
 from rollgen.format.journal import list_shards, read_journal, totals
 from rollgen.format.layout import CARD_FILE
 from rollgen.format.manifest import read_manifest
+from rollgen.format.reader import open_dataset
 from rollgen.format.schema import shard_schema
 from rollgen.inert import brief, shorten
-from rollgen.inspect.stats import dataset_stats, settings_of
+from rollgen.inspect.stats import settings_of, stats_of
 from rollgen.inspect.terminal import number, share
 
 if TYPE_CHECKING:
@@ -36,14 +38,19 @@ if TYPE_CHECKING:
 
 FRONT_MATTER: Final = """\
 ---
-configs:
-- config_name: default
-  data_files: data/*.parquet
+license: unknown # say under which terms the prompts and the model's outputs may be used
+task_categories:
+- reinforcement-learning
+- text-generation
 tags:
 - rollgen
-- reinforcement-learning
 - rollouts
-# license: say under which terms the prompts and the model's outputs may be used
+- sampling-masks
+configs:
+- config_name: default
+  data_files:
+  - split: train
+    path: data/*.parquet
 ---
 """
 LOADING: Final = """\
@@ -52,16 +59,19 @@ LOADING: Final = """\
 ```python
 import rollgen
 
-dataset = rollgen.RolloutDataset("path/to/this/directory")
-batch = rollgen.collate([dataset[0], dataset[1]])
+stream = rollgen.RolloutStream("path/to/this/directory", batch_tokens=16_384)
+batch = next(iter(stream))
 batch.input_ids           # [B, L]; also attention_mask, response_mask, logprobs
 batch.support             # the supports as ids and offsets: rollgen.ops.Support
 ```
 
-```python
-import polars as pl
+The rows are plain Parquet, and open without rollgen:
 
-rows = pl.scan_parquet("path/to/this/directory/data/*.parquet")
+```python
+datasets.load_dataset("path/to/this/directory", split="train")            # or the name of the repository on a hub
+polars.scan_parquet("path/to/this/directory/data/*.parquet")
+pandas.read_parquet("path/to/this/directory/data")
+duckdb.read_parquet("path/to/this/directory/data/*.parquet")
 ```
 """
 _MARK: Final = "\n<!-- Written by rollgen, which replaces this card as long as nobody edits it. {} -->\n"
@@ -70,8 +80,12 @@ Some samples were made again, with a larger `max_tokens`. Their earlier rows are
 `RolloutDataset` passes over them, and so should you, by keeping the highest `generation` (null is 0) of each prompt
 and sample.
 """
+MERGED: Final = """\
+It was merged from several runs, which `run` tells apart: a prompt id that is in two of them is two prompts.
+"""
 MEANINGS: Final = {
-    "prompt_id": "Id of the prompt; (prompt_id, sample_index, generation) is unique in a dataset.",
+    "run": "Of a merged dataset, the run that sampled this row: one of those that the manifest names.",
+    "prompt_id": "Id of the prompt; (prompt_id, sample_index, generation) is unique in each run of a dataset.",
     "sample_index": "Which of the prompt's n samples this is.",
     "generation": "0, or which retry made this sample again; the row of the highest one is current.",
     "prompt_index": "Place of the prompt in the plan.",
@@ -102,6 +116,10 @@ MEANINGS: Final = {
 _SPECIAL: Final = re.compile(r"([\\`*_\[\]|~$@:#]|(?<=www)\.)", re.IGNORECASE)
 """What starts inline markup, a table cell, a mention, a link or a formula on the usual hubs."""
 _SETTING: Final = 200
+_OF_ALL: Final = ("vocabulary", "format")
+"""What is the same in all runs of a merged dataset, or says nothing of it."""
+_RULE: Final = "\n---\n"
+"""What ends the front matter."""
 
 
 def markdown(text: str) -> str:
@@ -117,13 +135,17 @@ def write_card(directory: Path, *, url: str | None = None) -> None:
     journal. Raises DatasetError when it cannot be written.
     """
     card = directory / CARD_FILE
-    if os.path.lexists(card) and not _is_ours(card):
+    front_matter = _kept_front_matter(card)
+    if front_matter is None:
         return
-    text = dataset_card(dataset_stats(directory)) if url is None else journal_card(directory, url)
+    if url is None:
+        text = dataset_card(stats_of(open_dataset(directory), rewards=False))
+    else:
+        text = journal_card(directory, url)
     temporary = directory / f".tmp-{CARD_FILE}-{os.getpid()}"
     try:
         with new_file(temporary) as file:
-            file.write((text + _mark(text)).encode())
+            file.write((front_matter + text + _mark(text)).encode())
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise DatasetError(
@@ -150,7 +172,7 @@ def refresh_card(directory: Path, *, remote: Remote | None = None) -> None:
 
 
 def dataset_card(stats: DatasetStats) -> str:
-    """The whole README.md, ending with a newline."""
+    """The README.md below its front matter, from an empty line to a newline."""
     return _card(stats.name, stats.manifest, _figures(stats))
 
 
@@ -167,12 +189,13 @@ def journal_card(directory: Path, url: str) -> str:
 
 def _card(name: str, manifest: Manifest, figures: Iterable[tuple[str, str]]) -> str:
     sections = (
-        FRONT_MATTER,
+        "",
         _introduction(name, manifest),
         LOADING,
         *([RETRIED] if manifest.retries else []),
         "## How it was sampled\n",
         _table(("key", "value"), _provenance(manifest)),
+        *([MERGED, _runs(manifest)] if manifest.runs else []),
         "## Figures\n",
         _table(("figure", "value"), figures),
         "## Columns\n",
@@ -210,9 +233,20 @@ def _provenance(manifest: Manifest) -> Iterable[tuple[str, str]]:
     yield "format", f"rollgen {markdown(manifest.format_version)}"
 
 
+def _runs(manifest: Manifest) -> str:
+    """How each run of a merged dataset was sampled."""
+    sections = []
+    for run in manifest.runs:
+        own = [(key, value) for key, value in _provenance(manifest.of_run(run)) if key not in _OF_ALL]
+        sections += [f"### {markdown(run.name)}\n", _table(("key", "value"), own)]
+    return "\n".join(sections)
+
+
 def _figures(stats: DatasetStats) -> Iterable[tuple[str, str]]:
     samples, support, logprobs = stats.samples, stats.support, stats.logprobs
     yield "samples", f"{samples.samples:,}, of {samples.prompts:,} prompts"
+    for run in stats.runs:
+        yield f"of run {markdown(run.name)}", f"{run.samples:,}, of {run.prompts:,} prompts"
     if (plan := stats.plan) is not None:
         yield "planned samples", f"{plan.samples:,}, of which owed: {plan.owed:,}"
         yield "input rows skipped", f"{plan.tombstones:,}"
@@ -248,10 +282,16 @@ def _mark(text: str) -> str:
     return _MARK.format(hashlib.sha256(text.encode()).hexdigest()[:16])
 
 
-def _is_ours(card: Path) -> bool:
-    """Whether it is a card as it was written; a link or a pipe is somebody's, whatever comes out of it."""
+def _kept_front_matter(card: Path) -> str | None:
+    """The front matter to write: that of a card whose text is as it was written, or a new one without a card.
+
+    None for a card that is to be left alone: a link or a pipe is somebody's, whatever comes out of it.
+    """
+    if not os.path.lexists(card):
+        return FRONT_MATTER
     if card.is_symlink() or not card.is_file():
-        return False
+        return None
     content = card.read_text(encoding="utf-8", errors="replace")
-    text = content[: -len(_mark(""))]
-    return content == text + _mark(text)
+    front_matter, rule, rest = content.partition(_RULE)
+    text = rest[: -len(_mark(""))]
+    return front_matter + rule if rest == text + _mark(text) else None

@@ -10,7 +10,6 @@ from __future__ import annotations
 import difflib
 import re
 from bisect import bisect_left
-from collections import defaultdict
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -38,11 +37,21 @@ _SUGGESTIONS: Final = 3
 
 
 class Reading(NamedTuple):
-    """One way to read a reference `ID`, `ID:K` or `ID:K@G`; what is None was not given."""
+    """One way to read a reference `ID`, `ID:K`, `ID:K@G`, or `RUN/` and one of these; what is None was not given."""
 
     prompt_id: str
     sample_index: int | None = None
     generation: int | None = None
+    run: str | None = None
+
+    def fits(self, location: Location) -> bool:
+        """Whether a stored row is of this prompt."""
+        return location.prompt_id == self.prompt_id and self.run in (None, location.run)
+
+    @property
+    def prompt(self) -> str:
+        """In words."""
+        return repr(self.prompt_id) if self.run is None else f"{self.prompt_id!r} of run {self.run!r}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +65,8 @@ class Location:
     prompt_id: str
     sample_index: int
     generation: int
+    run: str | None = None
+    """Of a merged dataset."""
 
 
 class Found(NamedTuple):
@@ -68,13 +79,19 @@ class Found(NamedTuple):
     """Of this sample, ascending; the last one is current."""
 
 
-def readings(reference: str) -> tuple[Reading, ...]:
-    """How `reference` may be meant, the literal way first: an id may have colons and digits of its own."""
+def readings(reference: str, runs: Collection[str] = ()) -> tuple[Reading, ...]:
+    """How `reference` may be meant, the literal way first: an id may have colons and digits of its own.
+
+    Where there are `runs`, one of their names in front of a slash is meant as such before all else.
+    """
+    run, slash, rest = reference.partition("/")
+    of_run = [way._replace(run=run) for way in readings(rest)] if slash and run in runs else []
     match = _SUFFIX.fullmatch(reference)
     if match is None:
-        return (Reading(reference),)
+        return (*of_run, Reading(reference))
     generation = match["generation"]
     return (
+        *of_run,
         Reading(reference),
         Reading(match["id"], int(match["sample"]), None if generation is None else int(generation)),
     )
@@ -83,20 +100,31 @@ def readings(reference: str) -> tuple[Reading, ...]:
 def find_sample(dataset: StoredDataset, reference: str) -> Found:
     """The sample that `reference` names; the first stored one and the current generation where it names none.
 
-    Raises UsageError, saying what is stored instead, when there is no such sample.
+    Raises UsageError, saying what is stored instead, when there is no such sample, or one in several runs.
     """
-    ways = readings(reference)
+    runs = dataset.manifest.run_names
+    ways = readings(reference, runs)
     planned = _planned_ids(dataset.directory / PLAN_FILE)
     ids = [way.prompt_id for way in ways]
     indices = None if planned is None else np.flatnonzero(_is_in(planned, ids)).tolist()
-    stored = defaultdict(list)
-    for location in stored_rows(dataset.shards, ids, indices):
-        stored[location.prompt_id].append(location)
+    stored = list(stored_rows(dataset.shards, ids, indices))
     for way in ways:
-        if way.prompt_id in stored:
-            return _choose(way, stored[way.prompt_id])
+        if rows := [location for location in stored if way.fits(location)]:
+            if runs:
+                _check_run(way, rows)
+            return _choose(way, rows)
     known = _some_ids(dataset.shards) if planned is None else planned
     raise UsageError(_unknown(ways, known, is_planned=bool(indices)))
+
+
+def _check_run(way: Reading, stored: Sequence[Location]) -> None:
+    """Raise UsageError for a prompt of several runs, unless the reference names one."""
+    homes = sorted({location.run for location in stored if location.run is not None})
+    if len(homes) > 1:
+        raise UsageError(
+            f"--sample: prompt {way.prompt_id!r} is in several runs ({', '.join(homes)}); name one of them, like "
+            f"{homes[0]}/{way.prompt_id}"
+        )
 
 
 def stored_rows(
@@ -152,11 +180,11 @@ def _planned_ids(path: Path) -> Any:
 
 
 def _matching(shard: StoredShard, reader: ShardReader, index: int, prompt_ids: Collection[str]) -> Iterator[Location]:
-    table = read_row_group(reader, index, _KEY)
+    names = [name for name in (*_KEY, "run") if name in reader.schema.names]
+    table = read_row_group(reader, index, names)
     rows = np.flatnonzero(_is_in(table["prompt_id"], prompt_ids))
-    keys = table.take(pa.array(rows)).to_pydict()
-    for row, prompt_id, sample_index, generation in zip(rows.tolist(), *(keys[name] for name in _KEY), strict=True):
-        yield Location(shard, index, row, prompt_id, sample_index, generation)
+    for row, key in zip(rows.tolist(), table.take(pa.array(rows)).to_pylist(), strict=True):
+        yield Location(shard, index, row, **key)
 
 
 def _is_in(column: Any, prompt_ids: Collection[str]) -> Any:
@@ -168,29 +196,29 @@ def _choose(way: Reading, stored: Sequence[Location]) -> Found:
     samples = sorted({location.sample_index for location in stored})
     wanted = samples[0] if way.sample_index is None else way.sample_index
     if wanted not in samples:
-        raise UsageError(f"--sample: sample {wanted} of {way.prompt_id!r} is not stored; stored: {ranges(samples)}")
+        raise UsageError(f"--sample: sample {wanted} of {way.prompt} is not stored; stored: {ranges(samples)}")
     by_generation = {location.generation: location for location in stored if location.sample_index == wanted}
     generations = sorted(by_generation)
     generation = generations[-1] if way.generation is None else way.generation
     if generation not in by_generation:
         raise UsageError(
-            f"--sample: generation {generation} of sample {wanted} of {way.prompt_id!r} is not stored; "
+            f"--sample: generation {generation} of sample {wanted} of {way.prompt} is not stored; "
             f"stored: {ranges(generations)}"
         )
     return Found(by_generation[generation], tuple(samples), tuple(generations))
 
 
 def _unknown(ways: Sequence[Reading], known: Any, *, is_planned: bool) -> str:
-    asked = ways[-1].prompt_id
+    way = next((way for way in reversed(ways) if way.run is not None), ways[-1])
     if is_planned:
-        return f"--sample: nothing of prompt {asked!r} is stored yet; see `rollgen status` for what is owed"
-    close = _close_matches(asked, known)
+        return f"--sample: nothing of prompt {way.prompt} is stored yet; see `rollgen status` for what is owed"
+    close = _close_matches(way.prompt_id, known)
     if close:
         hint = f"did you mean {', '.join(map(repr, close))}?"
     else:
         some = ", ".join(map(repr, known[:_SUGGESTIONS].to_pylist()))
         hint = f"ids are those of the prompt rows{f', like {some}' if some else ''}"
-    return f"--sample: no prompt {asked!r} in this dataset; {hint}"
+    return f"--sample: no prompt {way.prompt} in this dataset; {hint}"
 
 
 def _close_matches(asked: str, known: Any) -> list[str]:

@@ -17,12 +17,13 @@ from rollgen.prompts.plan import Plan
 from rollgen.rollouts import Completion, Sampling, WeightVersions
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     import numpy.typing as npt
     import pyarrow as pa
 
-    from rollgen.inspect.find import Location
+    from rollgen.format.reader import StoredShard
 
 _SCALARS: Final = (
     "prompt_id sample_index generation prompt_index finish_reason stop_reason seed replayable text prompt metadata"
@@ -133,6 +134,7 @@ class Sample:
         completion, cells = self.completion, self.cells
         shown = {
             **{name: getattr(completion, name) for name in _SCALARS},
+            "run": completion.run,
             "n": self.n,
             "samples": self.samples,
             "generations": self.generations,
@@ -172,13 +174,13 @@ class Sample:
 
 
 def read_sample(directory: Path, reference: str) -> Sample:
-    """The sample that `reference` (`ID`, `ID:K` or `ID:K@G`) names.
+    """The sample that `reference` (`ID`, `ID:K` or `ID:K@G`; in a merged dataset with `RUN/` before it) names.
 
     Raises UsageError when it is not stored, DatasetError when something that has to be read is damaged.
     """
     dataset = open_dataset(directory)
     location, samples, generations = find_sample(dataset, reference)
-    completion = _read_completion(location)
+    (completion,) = read_completions(location.shard, location.row_group, [location.row])
     return Sample(
         completion=completion,
         n=_planned(directory / PLAN_FILE, completion),
@@ -205,10 +207,18 @@ def _planned(path: Path, completion: Completion) -> int | None:
     return int(plan.n[index])
 
 
-def _read_completion(location: Location) -> Completion:
-    with location.shard.open() as reader:
+def read_completions(shard: StoredShard, row_group: int, rows: Sequence[int]) -> list[Completion]:
+    """Some rows of a row group, which is read once.
+
+    Raises DatasetError for damage, and for a row of which nothing can be shown.
+    """
+    with shard.open() as reader:
         shown = [name for name in reader.schema.names if name != "routed_experts"]  # hundreds of numbers a token
-        row = read_row_group(reader, location.row_group, shown).slice(location.row, 1)
+        table = read_row_group(reader, row_group, shown)
+    return [_completion(table.slice(row, 1), f"{shard.path}: row group {row_group}, row {row}") for row in rows]
+
+
+def _completion(row: pa.Table, place: str) -> Completion:
     values: dict[str, Any] = {name: row[name][0].as_py() for name in (*_SCALARS, *_SAMPLING)}
     mask = nested_ragged(row["sampling_mask"])
     stored = "support_logprobs" in row.column_names
@@ -222,9 +232,9 @@ def _read_completion(location: Location) -> Completion:
         mask_offsets=mask.offsets,
         support_logprobs=nested_ragged(row["support_logprobs"]).values if stored else None,
         weight_versions=_versions(row) if "weight_versions" in row.column_names else None,
+        run=row["run"][0].as_py() if "run" in row.column_names else None,
     )
     if problem := _problem(completion):
-        place = f"{location.shard.path}: row group {location.row_group}, row {location.row}"
         raise DatasetError(f"{place}: {problem}; `rollgen verify` says what else is wrong")
     return completion
 

@@ -129,6 +129,8 @@ def _header(sample: Sample) -> Iterator[Row]:
     planned = "" if sample.n is None else f" of {sample.n:,}"
     reason = completion.finish_reason + (f" ({completion.stop_reason})" if completion.stop_reason else "")
     yield "Prompt id", line(completion.prompt_id)
+    if completion.run is not None:
+        yield "Run", line(completion.run)
     yield (
         "Sample",
         line(f"{completion.sample_index}{planned}", f"finished by {reason}", f"{len(completion.token_ids):,} tokens"),

@@ -20,10 +20,10 @@ from rollgen.format.files import open_regular
 from rollgen.format.schema import JOURNAL_DIR, LOGS_DIR, MANIFEST_FILE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from rollgen.format.manifest import Manifest
+    from rollgen.format.manifest import Attempt, Manifest
 
 RECENT_SECONDS: Final = 600.0
 """Over which a rate is measured: several commits, unless they are far apart."""
@@ -55,10 +55,10 @@ def tokens_per_second(
 
     None when there is nothing to measure by, as before the first commit of an attempt.
     """
-    started = _last_start(directory, manifest)
+    started = last_start(directory, manifest)
     if started is None:
         return None
-    begun = _begun(directory)
+    begun = dict(beginnings(directory))  # the last one of each
     by_writer = defaultdict(list)
     for commit in commits:
         by_writer[WHOLE_NAME if is_task(commit.writer) else commit.writer].append(commit)
@@ -68,26 +68,29 @@ def tokens_per_second(
     return sum(_rate(by_writer[name], began[name]) for name in names & began.keys()) or None
 
 
-def _last_start(directory: Path, manifest: Manifest) -> float | None:
+def started_at(directory: Path, attempt: Attempt) -> float:
+    """When an attempt started: seconds since the epoch. Raises DatasetError when the manifest has no time there."""
+    try:
+        return datetime.fromisoformat(attempt.started_at).timestamp()
+    except ValueError:
+        path = directory / MANIFEST_FILE
+        raise DatasetError(f"{path}: started_at of an attempt is not an ISO 8601 time") from None
+
+
+def last_start(directory: Path, manifest: Manifest) -> float | None:
     """When the last attempt started; None when file times do not agree with it."""
     if not manifest.attempts:
         return None
-    path = directory / MANIFEST_FILE
-    try:
-        started = datetime.fromisoformat(manifest.attempts[-1].started_at).timestamp()
-    except ValueError:
-        raise DatasetError(f"{path}: started_at of the last attempt is not an ISO 8601 time") from None
-    written = path.stat().st_mtime
+    started = started_at(directory, manifest.attempts[-1])
+    written = (directory / MANIFEST_FILE).stat().st_mtime
     return started if abs(written - started) <= _CLOCK_SECONDS else None
 
 
-def _begun(directory: Path) -> dict[str, float]:
-    """When each writer that keeps logs began to sample, in its last attempt that came so far."""
-    begun = {}
-    for path in sorted((directory / LOGS_DIR).glob("*.log")):  # oldest first
+def beginnings(directory: Path) -> Iterator[tuple[str, float]]:
+    """Writer and time of each attempt that keeps a log and came to sample, oldest first."""
+    for path in sorted((directory / LOGS_DIR).glob("*.log")):
         if (name := _LOG.fullmatch(path.name)) and (time := _sampling_since(path)) is not None:
-            begun[name["writer"]] = time
-    return begun
+            yield name["writer"], time
 
 
 def _sampling_since(log: Path) -> float | None:

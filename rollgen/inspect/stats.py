@@ -14,29 +14,29 @@ distribution that was sampled from.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
 from rollgen.config import RunConfig, canonical_json
-from rollgen.errors import DatasetError
 from rollgen.format.manifest import PLANLESS
 from rollgen.format.reader import open_dataset
-from rollgen.format.schema import DATA_DIR, PLAN_FILE, shard_schema
+from rollgen.format.schema import DATA_DIR, PLAN_FILE
 from rollgen.inspect.failures import FailureStats, failure_stats
+from rollgen.inspect.rewards import RewardStats, reward_stats
+from rollgen.inspect.runs import RunStats, run_stats
+from rollgen.inspect.scan import collect, current, named, scan, tally
 from rollgen.inspect.shards import FileStats, measure_shards
 from rollgen.prompts.plan import Plan
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from rollgen.format.manifest import Manifest
-    from rollgen.format.reader import StoredShard
+    from rollgen.format.reader import StoredDataset
 
 LOGPROB_BINS: Final = 1024
 """Bins per nat: quantiles of logprobs are exact to half a bin; their mean, minimum and maximum are exact."""
@@ -45,7 +45,6 @@ EXAMPLE_ROWS: Final = 64
 EXAMPLES: Final = 3
 REASONS: Final = 8
 """Finish reasons and stop reasons that are told, of each the most frequent: a dataset may hold any number."""
-SAMPLE: Final = ("prompt_index", "sample_index")
 SAMPLING_SETTINGS: Final = ("temperature", "top_k", "top_p", "min_p", "max_tokens", "seed")
 SHOWN_ELSEWHERE: Final = ("model", "revision", "dtype", "max_model_len", "capture", "support_logprobs")
 """Other parts of the manifest say what they resolved to."""
@@ -161,6 +160,8 @@ class Example:
     text: str | None
     finish_reason: str
     response_length: int
+    run: str | None = None
+    """Of a merged dataset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,11 +180,21 @@ class DatasetStats:
     logprobs: LogprobStats | None
     files: FileStats
     examples: tuple[Example, ...]
+    runs: tuple[RunStats, ...] = ()
+    """Of a merged dataset; empty for any other."""
+    rewards: tuple[RewardStats, ...] = ()
+    """By name."""
 
     @property
     def settings(self) -> dict[str, Any]:
         """`settings_of` its manifest."""
         return settings_of(self.manifest)
+
+    @property
+    def run_settings(self) -> list[dict[str, Any]]:
+        """Of each run of a merged dataset n and the sampling parameters, as in `settings_of`."""
+        settings = [settings_of(self.manifest.of_run(run)) for run in self.manifest.runs]
+        return [{name: own[name] for name in ("n", *SAMPLING_SETTINGS) if name in own} for own in settings]
 
     @property
     def column_bytes_per_token(self) -> dict[str, float]:
@@ -203,6 +214,8 @@ class DatasetStats:
             **sections,
             "column_bytes_per_token": self.column_bytes_per_token,
             "examples": [asdict(example) for example in self.examples],
+            "runs": [asdict(run) for run in self.runs],
+            "rewards": [asdict(rewards) for rewards in self.rewards],
         }
 
 
@@ -225,11 +238,19 @@ def settings_of(manifest: Manifest) -> dict[str, Any]:
 
 def dataset_stats(directory: Path) -> DatasetStats:
     """Measure the dataset in `directory`. Raises DatasetError when it is missing or damaged."""
-    dataset = open_dataset(directory)
+    return stats_of(open_dataset(directory))
+
+
+def stats_of(dataset: StoredDataset, *, rewards: bool = True) -> DatasetStats:
+    """Measure an open dataset, every byte of whose shards is checked first, with or without looking at rewards.
+
+    Raises DatasetError for damage.
+    """
+    directory = dataset.directory
     manifest, files = dataset.manifest, measure_shards(dataset.shards)
-    stored = _scan(dataset.shards, manifest)
-    with _named(directory / DATA_DIR):
-        rows = _current(stored) if manifest.retries else stored
+    stored = scan(dataset.shards, manifest)
+    with named(directory / DATA_DIR):
+        rows = current(stored) if manifest.retries else stored
         samples = _sample_stats(rows, stored)
         return DatasetStats(
             name=directory.resolve().name,
@@ -240,17 +261,10 @@ def dataset_stats(directory: Path) -> DatasetStats:
             support=_support_stats(rows, manifest.tokenizer_vocab_size) if samples.samples else None,
             logprobs=_logprob_stats(rows, support=manifest.support_logprobs),
             files=files,
-            examples=_examples(rows),
+            examples=_examples(rows, merged=bool(manifest.runs)),
+            runs=run_stats(rows, manifest),
+            rewards=reward_stats(dataset) if rewards else (),
         )
-
-
-@contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """Turn what Polars raises into one line that names the file or directory it was reading."""
-    try:
-        yield
-    except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
-        raise DatasetError(f"{path}: damaged, or not in the format: {' '.join(str(error).split())}") from None
 
 
 def distribution(values: npt.ArrayLike, counts: npt.ArrayLike) -> Distribution | None:
@@ -278,55 +292,17 @@ def distribution(values: npt.ArrayLike, counts: npt.ArrayLike) -> Distribution |
     )
 
 
-def _scan(shards: Sequence[StoredShard], manifest: Manifest) -> pl.LazyFrame:
-    """All rows of all shards, of all generations; without shards none. Ignores columns of a later MINOR.
-
-    Shards of format 1.0 have no generation, which means 0. While there are no retries the column is not read at all.
-    """
-    empty = cast("pl.DataFrame", pl.from_arrow(shard_schema(**manifest.optional_columns).empty_table()))
-    rows = empty.lazy()
-    if shards:
-        rows = pl.scan_parquet(
-            [shard.path for shard in shards],
-            glob=False,
-            hive_partitioning=False,
-            schema=empty.schema,
-            missing_columns="insert",
-            extra_columns="ignore",
-        )
-    generation = pl.col("generation").fill_null(0) if manifest.retries else pl.lit(0, pl.Int32).alias("generation")
-    return rows.with_columns(generation)
-
-
-def _current(stored: pl.LazyFrame) -> pl.LazyFrame:
-    """The rows of the highest generation of each sample, in order. Memory grows with the rows of retries."""
-    retried = stored.filter(pl.col("generation") > 0).group_by(SAMPLE).agg(pl.col("generation").max().alias("latest"))
-    (latest,) = _collect(retried)
-    rows = stored.join(latest.lazy(), on=SAMPLE, how="left", maintain_order="left")
-    return rows.filter(pl.col("generation") >= pl.col("latest").fill_null(0)).drop("latest")
-
-
-def _collect(*frames: pl.LazyFrame) -> list[pl.DataFrame]:
-    """Run queries over the same scan together: it is read once."""
-    return pl.collect_all(frames, engine="streaming")
-
-
-def _tally(column: str) -> pl.Expr:
-    """Values of a non-null token column as int64; `pl.len()` would wrap at 2^32 tokens."""
-    return pl.col(column).is_not_null().cast(pl.Int64).sum()
-
-
 def _count(frame: pl.LazyFrame, column: str) -> pl.LazyFrame:
     """Columns `column` and `len`, most frequent first."""
     return frame.group_by(column).len().sort(["len", column], descending=[True, False])
 
 
 def _sample_stats(rows: pl.LazyFrame, stored: pl.LazyFrame) -> SampleStats:
-    everything, totals, prompt_lengths, response_lengths, finish, stop = _collect(
+    everything, totals, prompt_lengths, response_lengths, finish, stop = collect(
         stored.select(pl.len(), pl.col("response_length").cast(pl.Int64).sum()),
         rows.select(
             pl.len().alias("samples"),
-            pl.col("prompt_id").n_unique().alias("prompts"),
+            pl.col("prompt_index").n_unique().alias("prompts"),
             pl.col("prompt_length").cast(pl.Int64).sum().alias("prompt_tokens"),
             pl.col("response_length").cast(pl.Int64).sum().alias("generated_tokens"),
             (~pl.col("replayable")).sum().alias("unreplayable"),
@@ -369,8 +345,8 @@ def _plan_stats(path: Path, stored: pl.LazyFrame, manifest: Manifest) -> PlanSta
         missing.filter("usable").clip(0).sum().alias("owed"),
     )
     listed = sum(retry.samples for retry in manifest.retries)
-    with _named(path):
-        of_plan, rows = _collect(figures, stored.select(planned.sum(), (~planned).sum().alias("again")))
+    with named(path):
+        of_plan, rows = collect(figures, stored.select(planned.sum(), (~planned).sum().alias("again")))
     of_samples, (made, made_again) = of_plan.row(0, named=True), rows.row(0)
     retries_owed = max(0, listed - made_again)
     wanted = of_samples["samples"] - of_samples["owed"] + listed - retries_owed
@@ -380,11 +356,11 @@ def _plan_stats(path: Path, stored: pl.LazyFrame, manifest: Manifest) -> PlanSta
 def _support_stats(rows: pl.LazyFrame, tokenizer_vocab_size: int) -> SupportStats:
     tokens = rows.select("top_k", "token_ids", "sampling_mask").explode("token_ids", "sampling_mask")
     by_size = tokens.group_by(pl.col("sampling_mask").list.len().cast(pl.Int64).alias("size"), "top_k").agg(
-        _tally("token_ids").alias("tokens"),
+        tally("token_ids").alias("tokens"),
         (pl.col("sampling_mask").list.last() >= tokenizer_vocab_size).sum().alias("beyond"),  # ids ascend
         (pl.col("token_ids") >= tokenizer_vocab_size).sum().alias("sampled_beyond"),
     )
-    table = _collect(by_size)[0]
+    table = collect(by_size)[0]
     masked = table.drop_nulls("size")
     size, count, top_k = (masked[name].to_numpy() for name in ("size", "tokens", "top_k"))
     bounded = top_k > 0
@@ -418,7 +394,7 @@ def _histogram(sizes: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> t
 def _logprob_stats(rows: pl.LazyFrame, *, support: bool) -> LogprobStats | None:
     tokens = rows.select("logprobs", "sampling_mask").explode("logprobs", "sampling_mask")
     logprob, singleton = pl.col("logprobs").cast(pl.Float64), pl.col("sampling_mask").list.len().eq_missing(1)
-    totals, bins = _collect(
+    totals, bins = collect(
         tokens.select(
             logprob.mean().alias("mean"),
             logprob.min().alias("min"),
@@ -426,7 +402,7 @@ def _logprob_stats(rows: pl.LazyFrame, *, support: bool) -> LogprobStats | None:
             logprob.filter(~singleton).mean().alias("of_choices"),
         ),
         tokens.group_by((logprob * LOGPROB_BINS).round().cast(pl.Int64).alias("bin")).agg(
-            _tally("logprobs").alias("tokens")
+            tally("logprobs").alias("tokens")
         ),
     )
     exact = totals.row(0, named=True)
@@ -445,7 +421,7 @@ def _support_entropy(rows: pl.LazyFrame) -> float | None:
     """Mean of -sum p log p over the supports that are stored; None when none is."""
     supports = rows.select("support_logprobs").explode("support_logprobs").drop_nulls()
     logprob = pl.col("support_logprobs").cast(pl.Float64)
-    count, total = _collect(
+    count, total = collect(
         supports.select(pl.len()), supports.explode("support_logprobs").select((logprob.exp() * logprob).sum())
     )
     return _negated(total.item() / count.item()) if count.item() else None
@@ -455,9 +431,10 @@ def _negated(mean_logprob: float) -> float:
     return 0.0 - mean_logprob  # unlike a minus sign, gives 0.0 and not -0.0 for singletons only
 
 
-def _examples(rows: pl.LazyFrame) -> tuple[Example, ...]:
+def _examples(rows: pl.LazyFrame, *, merged: bool) -> tuple[Example, ...]:
     """The first rows of up to three different prompts."""
-    columns = ("prompt_id", "sample_index", "prompt", "text", "finish_reason", "response_length")
+    columns = ("prompt_id", "sample_index", "prompt", "text", "finish_reason", "response_length", *["run"] * merged)
+    prompt = ("run", "prompt_id") if merged else ("prompt_id",)
     first = rows.select(columns).head(EXAMPLE_ROWS)
-    (table,) = _collect(first.unique("prompt_id", keep="first", maintain_order=True).head(EXAMPLES))
+    (table,) = collect(first.unique(prompt, keep="first", maintain_order=True).head(EXAMPLES))
     return tuple(Example(**row) for row in table.iter_rows(named=True))

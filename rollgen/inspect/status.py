@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 
 State = Literal["starting", "running", "stopped", "complete"]
 """Starting: writers check prompts or load a model, and have not begun. Running: a writer is at work. Complete: all that
-was planned is stored, no more and nothing lost, and nobody writes. Stopped: anything else, and nobody writes."""
+was planned, or merged, is stored, no more and nothing lost, and nobody writes. Stopped: anything else, and nobody
+writes."""
 
 _SAMPLE_NOTHING: Final = frozenset({COMPACTOR, REPAIRER})
 """Writers that load no model and add no attempt."""
@@ -119,6 +120,8 @@ class RunStatus:
     attempts: int = 0
     started_at: str | None = None
     """The last attempt's start."""
+    runs: tuple[str, ...] = ()
+    """Of a merged dataset, the names of its runs."""
     division: Division | None = None
     """None when the last attempt was one process that makes everything."""
     tokens_per_second: float | None = None
@@ -146,6 +149,7 @@ def run_status(directory: Path) -> RunStatus:
     stored, tokens = sum(shard.rows for shard in committed), sum(shard.tokens for shard in committed)
     retries = sum(retry.samples for retry in manifest.retries)
     balance = None if plan is None else _wanted(plan, retries) - stored
+    missing = sum(run.samples for run in manifest.runs) - stored if manifest.runs else balance
     owed = None if balance is None else max(0, balance)
     surplus = 0 if balance is None else max(0, -balance)
     loading = _loading(directory, alive)
@@ -154,7 +158,7 @@ def run_status(directory: Path) -> RunStatus:
     failed = _failed(directory, committed, manifest) if owed != 0 else Counter()
     left = owed * tokens / stored / rate if alive and owed is not None and stored and rate else None
     return RunStatus(
-        state=_state(alive, loading, is_complete=balance == 0 and not lost),
+        state=_state(alive, loading, is_complete=missing == 0 and not lost),
         writers=_writers(committed, alive, _without_commits(directory, division)),
         planned=None if plan is None else plan.samples,
         skipped=None if plan is None else _skipped(plan),
@@ -170,6 +174,7 @@ def run_status(directory: Path) -> RunStatus:
         lost=lost,
         attempts=len(manifest.attempts),
         started_at=manifest.attempts[-1].started_at if manifest.attempts else None,
+        runs=manifest.run_names,
         division=division,
         tokens_per_second=rate,
         seconds_left=left,

@@ -39,7 +39,8 @@ def render_status(name: str, status: RunStatus, console: Console) -> None:
 
 def _samples(status: RunStatus) -> Iterator[Row]:
     if status.planned is None or status.owed is None or status.skipped is None:
-        yield "Stored", line(counted(status.stored, "sample"), "no plan: nothing is owed" if status.attempts else "")
+        has_no_plan = status.attempts or status.runs
+        yield "Stored", line(counted(status.stored, "sample"), "no plan: nothing is owed" if has_no_plan else "")
     else:
         wanted = status.planned - status.skipped + status.retries
         again = f"{status.retries:,} of these are retries" if status.retries else ""
@@ -47,6 +48,9 @@ def _samples(status: RunStatus) -> Iterator[Row]:
         yield "Stored", line(f"{status.stored:,} of {wanted:,} {what} ({share(status.stored, wanted)})", again)
         next_step = "--resume continues" if status.owed and status.state == "stopped" else ""
         yield "Owed", line(f"{status.owed:,}", next_step)
+    if status.runs:
+        more = f"and {len(status.runs) - _NAMES:,} more" if len(status.runs) > _NAMES else ""
+        yield "Merged", line(f"from {counted(len(status.runs), 'run')}", *status.runs[:_NAMES], more)
     if status.failed:
         stages = (f"{stage} {count:,}" for stage, count in status.failed_by_stage.items())
         yield "Failed", line(f"{status.failed:,}, owed again", *stages)
@@ -87,7 +91,8 @@ def _problems(status: RunStatus) -> Iterator[Row]:
     if status.quarantined:
         yield "Set aside", _named(status.quarantined, "damaged shard", "in quarantine/")
     if status.lost:
-        text = "missing or not readable: --resume makes what they held again"
+        again = "merge again to have what they held" if status.runs else "--resume makes what they held again"
+        text = f"missing or not readable: {again}"
         yield "Lost", _named(status.lost, "shard", text)
     if status.surplus:
         yield "Too many", Text(f"{counted(status.surplus, 'row')} {SURPLUS}", style="yellow")

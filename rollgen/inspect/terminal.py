@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from rich import filesize
 from rich.console import Console, Group, RenderableType
@@ -18,12 +19,16 @@ from rich.text import Text
 from rollgen.inert import brief, plain, shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
+    from rollgen.inspect.curves import Curves
     from rollgen.inspect.stats import DatasetStats, Distribution, Example, LogprobStats, SupportStats
 
 Row = tuple[str, RenderableType]
 """A label and what stands beside it."""
+Plot = tuple[str, "Sequence[float]", str]
+"""What is drawn, its values, and their range."""
+_Value = TypeVar("_Value")
 
 SURPLUS: Final = "more than planned: run `rollgen verify`, which says which"
 
@@ -32,19 +37,26 @@ _UNTOLD: Final = "unspecified"
 _DEVICE_UNTOLD: Final = "device not told"
 
 _BAR_WIDTH: Final = 32
+_SPARK: Final = " ▁▂▃▄▅▆▇█"
+"""Heights of a value in a line of them: nothing, then eighths of the largest."""
+_SPARK_WIDTH: Final = 20
 _COLUMNS: Final = 4
 _PROMPT_TAIL: Final = 160
 _TEXT_HEAD: Final = 240
 _SETTING: Final = 60
+_RUNS: Final = 8
+"""Runs of a merged dataset that are shown."""
 _DOT: Final = " · "
 
 
-def render(stats: DatasetStats, console: Console) -> None:
-    """Print the figures; fits 80 columns and uses more where there are."""
-    sections = (_run, _progress, _lengths, _supports, _logprobs, _files, _warnings, _examples)
+def render(stats: DatasetStats, console: Console, curves: Curves | None = None) -> None:
+    """Print the figures, with `curves` small plots too; fits 80 columns and uses more where there are."""
+    before, after = (_run, _runs, _progress, _lengths, _supports, _logprobs), (_rewards, _files, _warnings, _examples)
+    plots = [] if curves is None else [_plots(curves)]
     console.print(Text(plain(stats.name), style="bold"))
     console.print()
-    console.print(facts(*(section(stats) for section in sections)))
+    told = [*(section(stats) for section in before), *plots, *(section(stats) for section in after)]
+    console.print(facts(*told))
 
 
 def facts(*sections: Iterable[Row]) -> Table:
@@ -103,7 +115,30 @@ def _run(stats: DatasetStats) -> Iterator[Row]:
     told = {"weight versions": manifest.weight_versions, "routed experts": manifest.routed_experts is not None}
     extras = [name for name, is_stored in told.items() if is_stored]
     yield "Capture", line(manifest.capture, f"{stored} support logprobs", *extras, f"format {manifest.format_version}")
-    yield "Settings", line(*(f"{name} {_setting(value)}" for name, value in stats.settings.items()))
+    if stats.settings:
+        yield "Settings", line(*_settings(stats.settings))
+
+
+def _runs(stats: DatasetStats) -> Iterator[Row]:
+    """Of a merged dataset."""
+    runs = zip(stats.manifest.runs, stats.runs, stats.run_settings, strict=True)
+    for run, figures, settings in islice(runs, _RUNS):
+        lost = figures.merged - figures.samples
+        counts = counted(figures.samples, "sample"), counted(figures.generated_tokens, "token")
+        yield (
+            "Run",
+            Group(
+                line(run.name, *counts, f"{lost:,} more were merged, and are lost" if lost > 0 else ""),
+                line(shorten(run.model.name, _SETTING), run.model.dtype, run.capture),
+                line(*_settings(settings)),
+            ),
+        )
+    if (hidden := len(stats.runs) - _RUNS) > 0:
+        yield "", line(f"{counted(hidden, 'run')} more; --json has all")
+
+
+def _settings(settings: dict[str, Any]) -> Iterator[str]:
+    return (f"{name} {_setting(value)}" for name, value in settings.items())
 
 
 def _setting(value: object) -> str:
@@ -203,6 +238,83 @@ def _logprobs(stats: DatasetStats) -> Iterator[Row]:
         yield "Entropy", line(f"mean {number(logprobs.support_entropy)} nats a token, exact over the support")
 
 
+def _plots(curves: Curves) -> Iterator[Row]:
+    """Figures as lines of small bars, each from nothing to its largest value."""
+    drawn = [*_along_the_response(curves), *_histograms(curves), *_over_time(curves)]
+    if not drawn:
+        return
+    table = Table.grid(padding=(0, 1))
+    table.add_column(no_wrap=True)
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column()
+    for name, values, text in drawn:
+        table.add_row(name, spark(values), text)
+    yield "Plots", table
+
+
+def _along_the_response(curves: Curves) -> Iterator[Plot]:
+    stretches = curves.stretches
+    supports = [(part.support.mean, part.tokens) for part in stretches if part.support is not None]
+    if supports:
+        means = _means(supports)
+        yield "support by position", means, f"{_range(means, 1)} ids"
+    if stretches:
+        means = _means([(part.surprisal.mean, part.tokens) for part in stretches])
+        yield "surprisal by position", means, f"{_range(means, 2)} nats"
+
+
+def _histograms(curves: Curves) -> Iterator[Plot]:
+    if bars := curves.logprobs:
+        yield "tokens by logprob", _sums([bar.tokens for bar in bars]), f"{number(bars[0].low)} to 0 nats"
+    if lengths := curves.response_lengths:
+        samples = _sums([sum(bar.samples.values()) for bar in lengths])
+        yield "samples by length", samples, f"{lengths[0].low:,} to {lengths[-1].high:,} tokens"
+
+
+def _over_time(curves: Curves) -> Iterator[Plot]:
+    if (speed := curves.throughput) is not None:
+        rates = _means([(rate, 1) for rate in speed.rates])
+        yield "tokens/s over time", rates, f"mean {number(round(speed.mean))} in {duration(speed.seconds)}"
+
+
+def spark(values: Sequence[float]) -> str:
+    """A character for each value of at least 0; anything above 0 shows."""
+    largest = max(values)
+    return "".join(_SPARK[round(value / largest * 8) or 1] if value > 0 else " " for value in values)
+
+
+def _range(values: Sequence[float], digits: int) -> str:
+    return f"{number(round(min(values), digits))}-{number(round(max(values), digits))}"
+
+
+def _parts(values: Sequence[_Value]) -> Iterator[Sequence[_Value]]:
+    """The values in at most _SPARK_WIDTH runs of the same length, but for the last."""
+    size = -(-len(values) // _SPARK_WIDTH)
+    return (values[start : start + size] for start in range(0, len(values), size))
+
+
+def _means(values: Sequence[tuple[float, int]]) -> list[float]:
+    """Means of runs of (value, weight)."""
+    parts = list(_parts(values))
+    return [sum(value * weight for value, weight in part) / sum(weight for _, weight in part) for part in parts]
+
+
+def _sums(values: Sequence[int]) -> list[int]:
+    return [sum(part) for part in _parts(values)]
+
+
+def _rewards(stats: DatasetStats) -> Iterator[Row]:
+    label = "Rewards"
+    for each in stats.rewards:
+        missing = f"{each.not_scored:,} not scored" if each.not_scored else ""
+        yield label, line(shorten(f"{each.name} by {each.scorer}", _SETTING), f"{each.scored:,} scored", missing)
+        label = ""
+        if (figures := each.figures) is not None:
+            told = f"mean {number(figures.mean)}", f"std {number(figures.std)}"
+            span = f"{number(figures.min)} to {number(figures.max)}"
+            yield "", line(*told, span, f"no gradient {share(figures.equal_prompts, figures.prompts)} of prompts")
+
+
 def _files(stats: DatasetStats) -> Iterator[Row]:
     files, per_token = stats.files, stats.column_bytes_per_token
     counts = counted(files.shards, "shard"), counted(files.row_groups, "row group")
@@ -214,20 +326,23 @@ def _files(stats: DatasetStats) -> Iterator[Row]:
         yield "Bytes/token", line(f"{sum(per_token.values()):.2f}", *figures, f"others {others:.2f}")
 
 
-def _warnings(stats: DatasetStats) -> Iterator[Row]:
-    problems = []
+def notes(stats: DatasetStats) -> Iterator[str]:
+    """What a reader of the figures should know besides: rows that should not be there, samples that loaders refuse."""
     if stats.plan is not None and stats.plan.surplus:
-        problems.append(f"{counted(stats.plan.surplus, 'row')} {SURPLUS}")
+        yield f"{counted(stats.plan.surplus, 'row')} {SURPLUS}"
     if stats.samples.unreplayable:
-        problems.append(f"samples that cannot be replayed (loaders refuse them): {stats.samples.unreplayable:,}")
+        yield f"samples that cannot be replayed (loaders refuse them): {stats.samples.unreplayable:,}"
     support = stats.support
     if support is not None and support.beyond_tokenizer:
-        problems.append(
+        yield (
             f"tokens with ids beyond the tokenizer in their support: {support.beyond_tokenizer:,}, "
             f"sampled: {support.sampled_beyond_tokenizer:,}; size trainers by the model's vocabulary"
         )
-    for problem in problems:
-        yield "Note", Text(problem, style="yellow")
+
+
+def _warnings(stats: DatasetStats) -> Iterator[Row]:
+    for note in notes(stats):
+        yield "Note", Text(note, style="yellow")
 
 
 def _examples(stats: DatasetStats) -> Iterator[Row]:
@@ -236,7 +351,8 @@ def _examples(stats: DatasetStats) -> Iterator[Row]:
 
 
 def _example(example: Example) -> Group:
-    title = f"{example.prompt_id} / {example.sample_index}"
+    run = "" if example.run is None else f"{example.run} / "
+    title = f"{run}{example.prompt_id} / {example.sample_index}"
     prompt = "(given as token ids)" if example.prompt is None else last_turn(example.prompt)
     text = "(not decoded)" if example.text is None else example.text
     return Group(

@@ -13,7 +13,7 @@ model can run on it, forward and backward, so that ranks with and without rollou
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from rollgen.errors import UsageError
 from rollgen.format.ragged import Ragged
-from rollgen.loader.samples import VERSIONS, Experts, Samples, offsets_of
+from rollgen.loader.samples import RUN, VERSIONS, Experts, Samples, offsets_of
 from rollgen.loader.schedule import Cursor
 from rollgen.ops import Support, support_logprobs, support_logprobs_from_hidden
 
@@ -82,9 +82,13 @@ class Rollout:
     """0, or which retry of this sample it is: made again, with a larger max_tokens."""
     weight_versions: WeightVersions | None = None
     """Which weights sampled which tokens; None when the dataset does not store them."""
+    run: str | None = None
+    """Of a merged dataset, which of its runs this is of; None of any other."""
     routed_experts: Tensor | None = None
     """int16 [P + T - 1, layers, top_k], where each token of prompt and response but the last one was sent; None unless
     asked for."""
+    rewards: dict[str, float] = field(default_factory=dict)
+    """By name, those that were asked for."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -137,9 +141,13 @@ class RolloutBatch:
     """float32 [nnz], parallel to `support.ids`; None when the dataset does not store them."""
     weight_versions: list[WeightVersions] | None = None
     """[B]; None when the dataset does not store them."""
+    run: list[str] | None = None
+    """[B], which run of a merged dataset each is of; None when some dataset is no merged one."""
     routed_experts: Tensor | None = None
     """int16 [R, L, layers, top_k], the experts that took each token of `input_ids`; 0 on padding and at the last token
     of each rollout, which never went through the model that sampled. None unless asked for."""
+    rewards: dict[str, Tensor] = field(default_factory=dict)
+    """float32 [B] by name, those that were asked for."""
     cursor: Cursor | None = None
     """Of a stream: for `state_dict`."""
     lost: int = 0
@@ -163,8 +171,9 @@ class RolloutBatch:
         return self._moved(lambda part: part.pin_memory())
 
     def _moved(self, move: Callable[[Any], Any]) -> RolloutBatch:
-        parts = {field.name: getattr(self, field.name) for field in fields(self)}
-        return replace(self, **{name: move(part) for name, part in parts.items() if isinstance(part, Tensor | Support)})
+        parts = {each.name: getattr(self, each.name) for each in fields(self)}
+        moved = {name: move(part) for name, part in parts.items() if isinstance(part, Tensor | Support)}
+        return replace(self, **moved, rewards={name: move(reward) for name, reward in self.rewards.items()})
 
     def support_logprobs(self, logits: Tensor) -> Tensor:
         """log pi_theta of the generated tokens, float32 [R, L], 0 outside the response.
@@ -232,7 +241,8 @@ def collate(rollouts: Sequence[Rollout], *, layout: Layout = "padded", pad_id: i
     stored = [rollout.stored_support_logprobs for rollout in rollouts if rollout.stored_support_logprobs is not None]
     supports = [rollout.support for rollout in rollouts]
     versions = [rollout.weight_versions for rollout in rollouts if rollout.weight_versions is not None]
-    scalars = BATCH_SCALARS if len(versions) < len(rollouts) else (*BATCH_SCALARS, VERSIONS)
+    optional = {VERSIONS: len(versions) == len(rollouts), RUN: all(rollout.run is not None for rollout in rollouts)}
+    scalars = (*BATCH_SCALARS, *(name for name, is_stored in optional.items() if is_stored))
     samples = Samples(
         prompt_ids=_joined([rollout.prompt_ids for rollout in rollouts]),
         token_ids=_joined([rollout.token_ids for rollout in rollouts]),
@@ -244,6 +254,7 @@ def collate(rollouts: Sequence[Rollout], *, layout: Layout = "padded", pad_id: i
         scalars={name: _scalars([getattr(rollout, name) for rollout in rollouts]) for name in scalars},
         vocab_size=sizes.pop(),
         experts=_joined_experts(rollouts),
+        rewards=_joined_rewards(rollouts),
     )
     return assemble(samples, layout=layout, pad_id=pad_id)
 
@@ -285,7 +296,7 @@ def assemble(
     response_mask = np.zeros(size, np.bool_)
     response_mask[response_places] = True
     dataset = np.zeros(len(samples)) if dataset_index is None else dataset_index
-    versions = samples.scalars.get(VERSIONS)
+    versions, runs = samples.scalars.get(VERSIONS), samples.scalars.get(RUN)
     return RolloutBatch(
         prompt_id=samples.scalars["prompt_id"].tolist(),
         sample_index=_int64(samples.scalars["sample_index"]),
@@ -315,7 +326,9 @@ def assemble(
         metadata=samples.scalars["metadata"].tolist(),
         stored_support_logprobs=_optional(samples.support_logprobs),
         weight_versions=None if versions is None else versions.tolist(),
+        run=None if runs is None else runs.tolist(),
         routed_experts=None if samples.experts is None else _placed_experts(samples.experts, starts, shape),
+        rewards={name: torch.from_numpy(each.astype(np.float32)) for name, each in samples.rewards.items()},
         cursor=cursor,
         lost=lost,
     )
@@ -338,6 +351,12 @@ def _joined_experts(rollouts: Sequence[Rollout]) -> Experts | None:
     if len(shapes) != 1:
         raise UsageError(f"only rollouts of as many layers and experts can be joined, these have {sorted(shapes)}")
     return Experts(_joined([part.flatten() for part in parts]), *shapes.pop())
+
+
+def _joined_rewards(rollouts: Sequence[Rollout]) -> dict[str, npt.NDArray[np.float64]]:
+    """Those that all have."""
+    names = [name for name in rollouts[0].rewards if all(name in rollout.rewards for rollout in rollouts)]
+    return {name: np.array([rollout.rewards[name] for rollout in rollouts], np.float64) for name in names}
 
 
 def _numbered(*keys: npt.NDArray[Any]) -> npt.NDArray[Any]:

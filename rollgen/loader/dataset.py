@@ -63,6 +63,9 @@ class RolloutDataset(Dataset[Rollout]):
     Row groups that are fetched from object storage are kept on the disk of this machine, in `rollgen/parts` below the
     directory `disk_cache` (default `~/.cache`), at most `disk_cache_bytes` (default 32 GiB).
 
+    With `rewards`, one name or several, each Rollout has these: `"correct"`, or `"correct.format"` for a further value
+    that the scorer gave. All samples must have them.
+
     Raises DatasetError when there is no complete, undamaged dataset, and UsageError when it holds samples that cannot
     be replayed (penalties, biases: relative logits were changed inside the support), unless `allow_unreplayable`.
     """
@@ -74,6 +77,7 @@ class RolloutDataset(Dataset[Rollout]):
         allow_unreplayable: bool = False,
         all_generations: bool = False,
         routed_experts: bool = False,
+        rewards: str | Sequence[str] = (),
         disk_cache: str | os.PathLike[str] | None = None,
         disk_cache_bytes: int = MAX_BYTES,
     ) -> None:
@@ -82,6 +86,7 @@ class RolloutDataset(Dataset[Rollout]):
             cache=partial(open_cache, disk_cache, disk_cache_bytes),
             allow_unreplayable=allow_unreplayable,
             all_generations=all_generations,
+            rewards=[rewards] if isinstance(rewards, str) else rewards,
         )
         self.manifest = self._index.datasets[0].manifest
         self._scalars = self._index.scalars(_SCALARS)
@@ -138,6 +143,7 @@ def _rollout(samples: Samples, row: int) -> Rollout:
         ),
         stored_support_logprobs=None if stored is None else torch.from_numpy(stored[ids].copy()),
         routed_experts=None if samples.experts is None else _experts(samples.experts, row),
+        rewards={name: float(values[row]) for name, values in samples.rewards.items()},
         **{name: _plain(value[row]) for name, value in samples.scalars.items()},
     )
 

@@ -28,8 +28,10 @@ from rollgen.errors import DatasetError, MissingFile, Unreadable, UsageError
 from rollgen.format.reader import ShardReader, StoredDataset, StoredShard, open_dataset, read_columns, read_row_group
 from rollgen.format.retries import read_retries
 from rollgen.format.schema import shard_schema
+from rollgen.loader.filter import columns_of_filter, passing
+from rollgen.loader.rewards import SampleRewards, with_rewards
 from rollgen.loader.row_groups import columns_of, load_row_group, or_again
-from rollgen.loader.samples import VERSIONS, Samples, offsets_of
+from rollgen.loader.samples import RUN, VERSIONS, Samples, offsets_of
 from rollgen.remote.cache import PartCache, open_cache
 from rollgen.remote.objects import THREADS, ObjectStore, is_url, local_path
 from rollgen.remote.stored import RemoteShard, remote_dataset
@@ -90,9 +92,13 @@ class Index:
     """int64 [S]"""
     sample_index: npt.NDArray[np.int32]
     """int32 [S]"""
+    generation: npt.NDArray[np.int32]
+    """int32 [S]"""
     tokens: npt.NDArray[np.int32]
     """int32 [S], prompt and response together."""
     losses: tuple[Loss, ...]
+    rewards: SampleRewards | None = None
+    """None when they were not asked for."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -123,8 +129,8 @@ class Index:
     ) -> Samples:
         """One row group, decoded, with the support_logprobs if all datasets have them: see `load_row_group`.
 
-        With `experts`, those of its tokens too. `opened` gives the shard of which that will be read; the copies of
-        damaged ones are dropped, and fetched again.
+        With `experts`, those of its tokens too, and rewards if they were asked for. `opened` gives the shard of which
+        that will be read; the copies of damaged ones are dropped, and fetched again.
         """
         stored, number = self.place(group)
         supports = self.has_support_logprobs
@@ -137,7 +143,15 @@ class Index:
                     shard, number, self.vocab_size, scalars, support_logprobs=supports, experts=layout
                 )
 
-        return or_again(load, partial(drop_copy, part))
+        samples = or_again(load, partial(drop_copy, part))
+        if self.rewards is None:
+            return samples
+        members, place = self._members(group), f"{stored.place}: row group {number}"
+        return self.rewards.attached(samples, self.rows[members] - self.group_offsets[group], members, place)
+
+    def _members(self, group: int) -> slice:
+        """The samples of a row group."""
+        return slice(*np.searchsorted(self.rows, self.group_offsets[group : group + 2]).tolist())
 
     def _manifest(self, group: int) -> Manifest:
         """Of the dataset that a row group is in."""
@@ -150,9 +164,9 @@ class Index:
         return all(dataset.manifest.support_logprobs for dataset in self.datasets)
 
     def scalars(self, names: Sequence[str]) -> tuple[str, ...]:
-        """These columns, and weight versions where all datasets store them."""
-        stored = all(dataset.manifest.weight_versions for dataset in self.datasets)
-        return (*names, VERSIONS) if stored else tuple(names)
+        """These columns, and weight versions and runs where all datasets store them."""
+        stored = [dataset.manifest.optional_columns for dataset in self.datasets]
+        return (*names, *(name for name in (VERSIONS, RUN) if all(columns[name] for columns in stored)))
 
     def experts(self) -> tuple[int, int]:
         """Layers, and experts that a token takes in each. Raises UsageError unless all datasets store the same."""
@@ -164,9 +178,8 @@ class Index:
 
     def loss(self, group: int, error: DatasetError) -> Loss:
         """What is lost with a row group that cannot be read."""
-        first, stop = np.searchsorted(self.rows, self.group_offsets[group : group + 2])
-        shard, number = self.place(group)
-        return Loss(f"{shard.place}: row group {number}", int(stop - first), str(error))
+        members, (shard, number) = self._members(group), self.place(group)
+        return Loss(f"{shard.place}: row group {number}", members.stop - members.start, str(error))
 
     def fingerprint(self) -> str:
         """SHA-256 of what is handed out: the shards that were read, the row groups, the samples and their lengths."""
@@ -192,6 +205,7 @@ def open_index(
     allow_unreplayable: bool = False,
     all_generations: bool = False,
     on_damage: OnDamage = "raise",
+    rewards: Sequence[str] = (),
 ) -> Index:
     """Open datasets of one vocabulary; what is fetched of those in object storage is kept in the `cache`.
 
@@ -199,16 +213,17 @@ def open_index(
     and row groups are left out and reported, and never an earlier generation taken for a lost one), and UsageError for
     no dataset or one twice, for different vocabularies, for a filter over columns that are not there, and for samples
     that cannot be replayed (penalties, biases: relative logits were changed inside the support), unless
-    `allow_unreplayable`.
+    `allow_unreplayable`. `rewards` are the names of those that all samples must have: see `with_rewards`.
     """
     with ExitStack() as copies:
-        return _index_of(
+        index = _index_of(
             _open_datasets(places, cache, copies),
             filter,
             allow_unreplayable=allow_unreplayable,
             all_generations=all_generations,
             on_damage=on_damage,
         )
+        return with_rewards(index, places, rewards)
 
 
 def _index_of(
@@ -221,7 +236,7 @@ def _index_of(
 ) -> Index:
     shards = [(number, stored) for number, dataset in enumerate(datasets) for stored in dataset.shards]
     retried = any(dataset.manifest.retries for dataset in datasets)  # without, every generation is 0
-    reader = _Reader(filter, _columns_of(filter, datasets), retried=retried, on_damage=on_damage)
+    reader = _Reader(filter, columns_of_filter(filter, datasets), retried=retried, on_damage=on_damage)
     reader.read([stored for _, stored in shards])
     rows = reader.rows()
     group_offsets = offsets_of(np.array(reader.group_rows, np.int64))
@@ -247,6 +262,7 @@ def _index_of(
         dataset=dataset_of_row[chosen],
         prompt_index=rows.prompt_index[chosen],
         sample_index=rows.sample_index[chosen],
+        generation=rows.generation[chosen],
         tokens=rows.tokens[chosen],
         losses=tuple(reader.losses),
     )
@@ -275,35 +291,6 @@ def _open_datasets(
         if dataset.manifest.tokenizer_sha256 != datasets[0].manifest.tokenizer_sha256:
             _LOG.warning("%s and %s: the tokenizers differ: do ids mean the same in both?", paths[0], path)
     return datasets
-
-
-def _columns_of(filter: pc.Expression | None, datasets: Sequence[StoredDataset]) -> list[str]:
-    """The columns that an expression reads: those it cannot be evaluated without."""
-    if filter is None:
-        return []
-    if "FieldPath(" in str(filter):
-        raise UsageError(f"filter: {filter} names a column by its place: places differ between datasets; use its name")
-    stored = all(dataset.manifest.support_logprobs for dataset in datasets)
-    nothing = shard_schema(support_logprobs=stored).empty_table()
-    try:
-        nothing.filter(filter)
-    except (pa.ArrowException, TypeError) as error:
-        raise UsageError(
-            f"filter: {filter} cannot be evaluated on the columns of a dataset: {_one_line(error)}"
-        ) from None
-    return [name for name in nothing.column_names if not _can_filter(nothing.drop_columns([name]), filter)]
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
-
-
-def _can_filter(table: pa.Table, filter: pc.Expression) -> bool:
-    try:
-        table.filter(filter)
-    except pa.ArrowException:
-        return False
-    return True
 
 
 def _opened_ahead(shards: Sequence[StoredShard]) -> Iterator[Callable[[], ShardReader]]:
@@ -395,7 +382,7 @@ class _Reader:
         self.groups += [(shard, group) for group in groups]
         self.group_rows += rows
         if self._filter is not None:
-            self._kept.append(_passing(table, self._filter))
+            self._kept.append(passing(table, self._filter))
         self._tables.append(table.select(self._names) if self._filtered else table)
         if len(self._tables) == _JOINED:
             self._join()
@@ -420,17 +407,6 @@ class _Reader:
             columns["replayable"],
             np.concatenate(self._kept) if self._kept else np.ones(len(table), np.bool_),
         )
-
-
-def _passing(table: pa.Table, filter: pc.Expression) -> npt.NDArray[np.bool_]:
-    """bool [rows]: which rows the filter keeps. Raises UsageError when it fails on a value."""
-    passing = np.zeros(len(table), np.bool_)
-    numbered = table.append_column("__row", pa.array(np.arange(len(table))))
-    try:
-        passing[numbered.filter(filter)["__row"].to_numpy()] = True
-    except pa.ArrowException as error:
-        raise UsageError(f"filter: {filter} fails on a value: {_one_line(error)}") from None
-    return passing
 
 
 def report_loss(loss: Loss) -> None:

@@ -82,7 +82,13 @@ class BatchMaker:
         sources = {number: samples for number, samples in loaded.items() if samples is not None}
         if not sources:
             stored, vocab_size = self._index.has_support_logprobs, self._index.vocab_size
-            none = empty_samples(vocab_size, self._scalars, support_logprobs=stored, experts=self._experts)
+            none = empty_samples(
+                vocab_size,
+                self._scalars,
+                support_logprobs=stored,
+                experts=self._experts,
+                rewards=self._index.rewards.values if self._index.rewards else (),
+            )
             return none, wanted[:0]
         there = np.isin(group, list(sources))
         source = np.searchsorted(list(sources), group[there])

@@ -6,8 +6,8 @@ index over tokens or ids. Neighbouring rows are copied at once; reading in file 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 VERSIONS: Final = "weight_versions"
 """Of the scalars, the one that is a WeightVersions a row."""
+RUN: Final = "run"
+"""The one that only merged datasets have."""
 
 
 class Experts(NamedTuple):
@@ -62,6 +64,8 @@ class Samples:
     """Of the texts in `scalars`, where that is known."""
     experts: Experts | None = None
     """None when not asked for."""
+    rewards: Mapping[str, npt.NDArray[np.float64]] = field(default_factory=dict)
+    """float64 [R] by name, those that were asked for; NaN for rows that are not handed out."""
 
     def __len__(self) -> int:
         return len(self.token_ids.offsets) - 1
@@ -72,7 +76,9 @@ class Samples:
         arrays = (*self.prompt_ids, *self.token_ids, self.logprobs, self.mask_ids, self.mask_lengths, self.mask_offsets)
         stored = () if self.support_logprobs is None else (self.support_logprobs,)
         experts = () if self.experts is None else self.experts.numbers
-        held = sum(array.nbytes for array in (*arrays, *stored, *experts, *self.scalars.values()))
+        held = sum(
+            array.nbytes for array in (*arrays, *stored, *experts, *self.scalars.values(), *self.rewards.values())
+        )
         return int(held) + self.text_bytes
 
 
@@ -109,6 +115,9 @@ def gather(sources: Sequence[Samples], source: Int64Array, row: Int64Array) -> S
         },
         vocab_size=sources[0].vocab_size,
         experts=copied_experts() if len(experts) == len(sources) else None,
+        rewards={
+            name: np.concatenate([samples.rewards[name] for samples in sources])[rows] for name in sources[0].rewards
+        },
     )
 
 
@@ -136,6 +145,7 @@ def empty_samples(
     *,
     support_logprobs: bool = False,
     experts: tuple[int, int] | None = None,
+    rewards: Iterable[str] = (),
 ) -> Samples:
     """No rows."""
     ids, offsets = np.zeros(0, np.int32), np.zeros(1, np.int64)
@@ -150,6 +160,7 @@ def empty_samples(
         scalars={name: np.zeros(0, np.object_) for name in scalars},
         vocab_size=vocab_size,
         experts=None if experts is None else Experts.none(*experts),
+        rewards={name: np.zeros(0) for name in rewards},
     )
 
 

@@ -90,6 +90,8 @@ class RolloutStream(IterableDataset[RolloutBatch]):
     prefetch           batches made ahead in a thread; 0: none, no thread
     cache_bytes        decoded row groups and texts that a process keeps at most, those of a batch in the making apart
     routed_experts     whether batches have those of their tokens: a lot to read, some hundred numbers a token
+    rewards            name or names of the rewards that batches have: "correct", or "correct.format" for a further
+                       value that the scorer gave. All samples must have them
     disk_cache         below which directory this machine keeps what is fetched from object storage, in `rollgen/parts`;
                        default `~/.cache`
     disk_cache_bytes   and how much of it at most; default 32 GiB
@@ -122,6 +124,7 @@ class RolloutStream(IterableDataset[RolloutBatch]):
         prefetch: int = PREFETCH,
         cache_bytes: int = CACHE_BYTES,
         routed_experts: bool = False,
+        rewards: str | Sequence[str] = (),
         disk_cache: str | os.PathLike[str] | None = None,
         disk_cache_bytes: int = MAX_BYTES,
     ) -> None:
@@ -140,6 +143,7 @@ class RolloutStream(IterableDataset[RolloutBatch]):
             filter=filter,
             allow_unreplayable=allow_unreplayable,
             on_damage=on_damage,
+            rewards=[rewards] if isinstance(rewards, str) else rewards,
         )
         if not len(self._index):
             raise UsageError(

@@ -6,7 +6,7 @@ sampling parameters, the seed that the hash of section 9 of `schema/SPEC.md` giv
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self
 
@@ -187,13 +187,29 @@ class Planned:
         return table.take(prompt_index - self._starts[groups] + starts[at])
 
 
-def check_planless(table: pa.Table) -> Iterator[Mismatch]:
-    """Without a plan a row's `prompt_index` derives from its id."""
-    ids = table["prompt_id"].combine_chunks().dictionary_encode()
-    numbers = np.array([id_number(prompt_id) for prompt_id in ids.dictionary.to_pylist()], np.int64)
-    bad = table["prompt_index"].to_numpy() != numbers[ids.indices.to_numpy()]
+def planless_numbers(prompt_ids: pa.ChunkedArray, runs: pa.ChunkedArray | None = None) -> Int64Array:
+    """int64 [N]: the `prompt_index` of rows without a plan, by their ids, and in a merged dataset by their runs too.
+
+    Sections 4 and 15 of `schema/SPEC.md`.
+    """
+    names = prompt_ids if runs is None else pc.binary_join_element_wise(runs, prompt_ids, "\n")
+    encoded = names.combine_chunks().dictionary_encode()
+    numbers = np.array([id_number(name) for name in encoded.dictionary.to_pylist()], np.int64)
+    of_rows: Int64Array = numbers[encoded.indices.to_numpy()]
+    return of_rows
+
+
+def check_planless(table: pa.Table, runs: Collection[str] = ()) -> Iterator[Mismatch]:
+    """What is wrong with rows of a dataset without a plan, of these `runs` if it is a merged one."""
+    of_runs = table["run"] if runs and "run" in table.column_names else None
+    if of_runs is not None:
+        known = pc.is_in(of_runs, pa.array(list(runs), pa.string())).to_numpy(zero_copy_only=False)
+        if not known.all():
+            name = of_runs[int(known.argmin())].as_py()
+            yield Mismatch("unplanned", ~known, f"run {name[:80]!r} is not one of those that the manifest names")
+    bad = table["prompt_index"].to_numpy() != planless_numbers(table["prompt_id"], of_runs)
     if bad.any():
-        yield Mismatch("mismatch", bad, "prompt_index is not the number of its prompt_id")
+        yield Mismatch("mismatch", bad, f"prompt_index is not the number of its {'run and ' * bool(runs)}prompt_id")
 
 
 def first_problem(mismatches: Iterator[Mismatch]) -> str | None:

@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -199,6 +200,7 @@ def _verify(directory: Path, progress: Progress | None) -> Verification:
     whole = ShardContent.joined([content for _, content in found])
     if whole.beyond_tokenizer:
         notes.append(f"sampled ids beyond the tokenizer, inside the model's vocabulary: {whole.beyond_tokenizer:,}")
+    notes += _lost_samples(manifest, whole.totals.rows)
     return _outcome(
         findings,
         notes=tuple(notes),
@@ -213,8 +215,9 @@ def _planned_check(manifest: Manifest | None, planned: Planned | None) -> CheckT
     """What is checked of rows beside the invariants; nothing where a plan is missing that should be there."""
     if planned is not None:
         return checking(planned.check)
-    planless = manifest is not None and manifest.identity.get(PLANLESS)
-    return checking(check_planless) if planless else lambda table: ()
+    if manifest is None or not manifest.identity.get(PLANLESS):
+        return lambda table: ()
+    return checking(partial(check_planless, runs=manifest.run_names))
 
 
 @dataclass(slots=True)
@@ -310,6 +313,13 @@ def _count_samples(planned: Planned, keys: Keys) -> Samples:
     distinct = int(np.count_nonzero(stored.take(stored.order()).steps())) + bool(len(stored.prompt_index))
     total, skipped = plan.samples + sum(map(len, planned.retries)), int(plan.n[plan.tombstone].sum())
     return Samples(total, distinct, total - skipped - distinct, skipped)
+
+
+def _lost_samples(manifest: Manifest | None, rows: int) -> Iterator[str]:
+    """A merged dataset owes nothing: only its manifest knows how many samples there were."""
+    merged = sum(run.samples for run in manifest.runs) if manifest else 0
+    if merged > rows:
+        yield f"samples that were merged and are not here any more: {merged - rows:,}; merge again to have them back"
 
 
 def _other_lists(directory: Path, manifest: Manifest | None) -> Iterator[str]:

@@ -10,13 +10,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, starmap
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rollgen.errors import DatasetError
 from rollgen.format.journal import JournalLine, Totals, file_sha256, footer_sha256
-from rollgen.format.manifest import Manifest
+from rollgen.format.manifest import Manifest, Run
 from rollgen.format.reader import ShardReader, count_mask_ids, open_shard, read_row_group
 from rollgen.format.schema import FOOTER_CONFIG_DIGEST, FOOTER_TOKENIZER_VOCAB_SIZE, FOOTER_VOCAB_SIZE
 from rollgen.prompts.planned import Keys, Mismatch
@@ -171,14 +174,33 @@ def _contradictions(table: pa.Table, manifest: Manifest) -> Iterator[Violation]:
     if retried.any():
         problem = f"of a retry that the manifest, which has {len(manifest.retries)}, does not know"
         yield Violation.of_rows("unplanned", retried, problem)
-    unreplayable = ~table["replayable"].to_numpy()
-    if manifest.identity.get("allow_unreplayable") is False and unreplayable.any():
+    unreplayable = ~table["replayable"].to_numpy() & _said(table, manifest, _forbids_unreplayable)
+    if unreplayable.any():
         yield Violation.of_rows("mismatch", unreplayable, "replayable is false, the manifest's allow_unreplayable too")
     lengths = table["prompt_length"].to_numpy().astype(np.int64) + table["response_length"].to_numpy()
-    longer = lengths > manifest.model.context_length
+    context = _said(table, manifest, _context_length)
+    longer = lengths > context
     if longer.any():
-        problem = f"{lengths[longer.argmax()]} tokens, more than the model's context of {manifest.model.context_length}"
+        row = int(longer.argmax())
+        problem = f"{lengths[row]} tokens, more than the model's context of {context[row]}"
         yield Violation.of_rows("mismatch", longer, problem)
+
+
+def _said(table: pa.Table, manifest: Manifest, what: Callable[[Manifest | Run], Any]) -> npt.NDArray[Any]:
+    """[N], of each row what the manifest says, or in a merged dataset what it says of the row's run."""
+    if not manifest.runs or "run" not in table.column_names:
+        return np.full(len(table), what(manifest))
+    places = pc.fill_null(pc.index_in(table["run"], pa.array(manifest.run_names)), 0)  # unknown ones are found anyway
+    said: npt.NDArray[Any] = np.array([what(run) for run in manifest.runs])[places.to_numpy()]
+    return said
+
+
+def _forbids_unreplayable(said: Manifest | Run) -> bool:
+    return said.identity.get("allow_unreplayable") is False
+
+
+def _context_length(said: Manifest | Run) -> int:
+    return said.model.context_length
 
 
 def _describe(table: pa.Table, violation: Violation) -> str:

@@ -218,6 +218,10 @@ class Recomputation:
     """None when none was judged."""
     not_judged: str | None
     """Why supports could not be judged."""
+    runs: tuple[str, ...] = ()
+    """Of a merged dataset, those that this model sampled: all figures are of them."""
+    of_other_runs: int = 0
+    """Samples of the others."""
 
     def problem(self) -> str | None:
         """Why this dataset does not replay; None when it does, or when another checkpoint cannot tell.
@@ -270,6 +274,8 @@ class Recomputation:
             "temperature": None if self.temperature is None else self.temperature.to_json(),
             "supports": None if self.supports is None else self.supports.to_json(),
             "not_judged": self.not_judged,
+            "runs": list(self.runs),
+            "of_other_runs": self.of_other_runs,
             "problem": self.problem(),
         }
 
@@ -289,6 +295,10 @@ def describe(recomputation: Recomputation) -> list[str]:
     run, floor = recomputation, recomputation.noise_floor
     whose = "the checkpoint that sampled" if run.same_checkpoint else "not the checkpoint that sampled"
     lines = [f"{run.model}, {whose}, {run.dtype} on {run.device}: {run.samples:,} samples, {run.tokens:,} tokens"]
+    if run.runs:
+        lines.append(
+            f"of the runs that it sampled: {', '.join(run.runs)}; not compared: {run.of_other_runs:,} samples of others"
+        )
     if run.unreplayable:
         lines.append(
             f"NOT COMPARED: {run.unreplayable:,} of {run.replayable + run.unreplayable:,} samples are marked as not "

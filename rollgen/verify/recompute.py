@@ -25,8 +25,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -46,6 +47,7 @@ from rollgen.ops import support_logprobs
 from rollgen.ops.dense import block_elements, spans
 from rollgen.prompts.fingerprint import directory_fingerprint
 from rollgen.prompts.model import quiet_transformers, resolve_commit, usage_errors
+from rollgen.verify.merged import sampled_by
 from rollgen.verify.recomputation import Recomputation, describe
 from rollgen.verify.tallies import GapTally, ScoreTally, Tally
 from rollgen.verify.truncation import Sampler, Truncation
@@ -68,29 +70,33 @@ _DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16
 def recompute(directory: Path, model: str, *, limit: int | None = 64, device: str | None = None) -> Recomputation:
     """Compare stored log-probabilities with those of `model`, a local directory or a Hugging Face id.
 
-    Of `limit` samples, spread evenly over the current rows that can be replayed; None for all. `device` as torch names
-    it; default: CUDA where there is one, else the CPU. Raises UsageError for a device that is not there, a model that
-    cannot be had, read or held in memory, or has fewer ids than the dataset, and for a dataset without such rows;
-    DatasetError for a damaged one.
+    Of `limit` samples, spread evenly over the current rows that can be replayed; None for all. Of a merged dataset only
+    those of the runs that this model sampled. `device` as torch names it; default: CUDA where there is one, else the
+    CPU. Raises UsageError for a device that is not there, a model that cannot be had, read or held in memory, or has
+    fewer ids than the dataset, and for a dataset without such rows; DatasetError for a damaged one.
     """
     if limit is not None and limit < 1:
         raise UsageError(f"limit: must be 1 sample or more, or None for all, not {limit}")
+    if model.startswith("~"):
+        model = str(Path(model).expanduser())
     dataset = RolloutDataset(directory, allow_unreplayable=True)
-    numbers = _replayable(directory, dataset)
+    manifest, runs = sampled_by(dataset.manifest, model, flag=_FLAG)
+    numbers, comparable = _replayable(directory, dataset, runs)
     if not len(numbers):
-        raise UsageError(f"{directory}: no sample to recompute: it has {len(dataset)}, and none can be replayed")
+        raise UsageError(f"{directory}: no sample to recompute: it has {comparable}, and none can be replayed")
     count = len(numbers) if limit is None else min(limit, len(numbers))
     chosen = numbers[np.arange(count) * len(numbers) // count]
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
     _check_device(where)
     with quiet_transformers(), torch.no_grad(), _in_memory(where):
-        policy = _load(model, dataset.manifest, where)
-        comparison = _Comparison(policy.model, dataset.manifest)
+        policy = _load(model, manifest, where)
+        comparison = _Comparison(policy.model, manifest)
         for batch, truncation in _batches(_checked(directory, dataset, chosen), comparison.at_once):
             comparison.add(batch.to(where), truncation)
-    return comparison.result(
-        policy, samples=count, replayable=len(numbers), unreplayable=len(dataset) - len(numbers), device=where
+    found = comparison.result(
+        policy, samples=count, replayable=len(numbers), unreplayable=comparable - len(numbers), device=where
     )
+    return replace(found, runs=runs, of_other_runs=len(dataset) - comparable)
 
 
 def _check_device(device: str) -> None:
@@ -102,12 +108,18 @@ def _check_device(device: str) -> None:
         raise UsageError(f"--device: {device!r} cannot be used here ({reason}); give another, like cpu") from None
 
 
-def _replayable(directory: Path, dataset: RolloutDataset) -> Int64Array:
-    """int64, rising: the numbers of the samples that can be replayed."""
-    rows = open_index([directory], filter=pc.field("replayable")).rows
+def _replayable(directory: Path, dataset: RolloutDataset, runs: Sequence[str]) -> tuple[Int64Array, int]:
+    """int64, rising: the numbers of the samples that can be replayed; and of how many. Of these runs, if there are."""
+    replayable = pc.field("replayable")
+    if runs:
+        of_runs = pc.field("run").isin(list(runs))
+        count, replayable = len(open_index([directory], filter=of_runs, allow_unreplayable=True)), replayable & of_runs
+    else:
+        count = len(dataset)
+    rows = open_index([directory], filter=replayable).rows
     if len(rows) == len(dataset):
-        return np.arange(len(dataset))
-    return np.searchsorted(open_index([directory], allow_unreplayable=True).rows, rows)
+        return np.arange(len(dataset)), count
+    return np.searchsorted(open_index([directory], allow_unreplayable=True).rows, rows), count
 
 
 def _checked(directory: Path, dataset: RolloutDataset, numbers: Int64Array) -> Iterator[Rollout]:
@@ -158,8 +170,6 @@ def _load(model: str, manifest: Manifest, device: str) -> _Policy:
         raise UsageError(
             f"{_FLAG}: samples of dtype {manifest.model.dtype!r} cannot be recomputed, only of {', '.join(_DTYPES)}"
         )
-    if model.startswith("~"):
-        model = str(Path(model).expanduser())
     commit = resolve_commit(model, manifest.model.revision if model == manifest.model.name else None, flag=_FLAG)
     fingerprint = commit or directory_fingerprint(Path(model))
     with usage_errors(model, "the model's config", check=_FLAG):

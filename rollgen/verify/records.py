@@ -17,11 +17,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rollgen.config import digest
 from rollgen.errors import DatasetError
 from rollgen.format.failures import Failure
 from rollgen.format.journal import JournalLine, file_sha256, parse_shard_name
 from rollgen.format.jsonlines import line_files, parse_lines
-from rollgen.format.manifest import PLANLESS, Manifest, read_manifest
+from rollgen.format.manifest import PLANLESS, RUN_NAME, Manifest, merged_identity, read_manifest
 from rollgen.format.retries import RetryList, read_retries
 from rollgen.format.schema import (
     FAILURES_DIR,
@@ -30,6 +31,7 @@ from rollgen.format.schema import (
     PLAN_FILE,
     has_extras,
     has_generation,
+    has_runs,
     retry_file,
 )
 from rollgen.prompts.plan import Plan
@@ -85,6 +87,7 @@ def _manifest_problems(manifest: Manifest) -> Iterator[str]:
         yield f"there are retries, which format {manifest.format_version} has not"
     if (manifest.weight_versions or manifest.routed_experts) and not has_extras(manifest.format_version):
         yield f"there are weight versions or routed experts, which format {manifest.format_version} has not"
+    yield from _run_problems(manifest)
     for name in ("vocab_size", "tokenizer_vocab_size"):
         if getattr(manifest, name) < 1:
             yield f"{name} is {getattr(manifest, name)}"
@@ -93,9 +96,31 @@ def _manifest_problems(manifest: Manifest) -> Iterator[str]:
     times = {"created_at": manifest.created_at}
     times |= {f"attempts.{number}.started_at": attempt.started_at for number, attempt in enumerate(manifest.attempts)}
     times |= {f"retries.{number}.started_at": retry.started_at for number, retry in enumerate(manifest.retries)}
+    for number, run in enumerate(manifest.runs):
+        times |= {f"runs.{number}.created_at": run.created_at}
     for name, time in times.items():
         if not _is_time(time):
             yield f"{name} is not an RFC 3339 time"
+
+
+def _run_problems(manifest: Manifest) -> Iterator[str]:
+    """What a merged dataset says of its runs."""
+    if not manifest.runs:
+        return
+    names = manifest.run_names
+    if not has_runs(manifest.format_version):
+        yield f"there are runs, which format {manifest.format_version} has not"
+    if len(set(names)) < len(names):
+        yield "runs: two have the same name"
+    for number, run in enumerate(manifest.runs):
+        if not RUN_NAME.fullmatch(run.name):
+            yield f"runs.{number}.name is {run.name[:80]!r}"
+        if digest(run.identity) != run.config_digest:
+            yield f"runs.{number}.config_digest is not that of its identity"
+    if manifest.identity != merged_identity(manifest.runs):
+        yield "identity is not that of a dataset merged from its runs"
+    if manifest.retries:
+        yield "there are retries, though a merged dataset has none of its own"
 
 
 def _is_time(text: str) -> bool:

@@ -30,6 +30,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
@@ -40,7 +41,7 @@ from rollgen.format.failures import Failure
 from rollgen.format.files import refuse_links, write_durably
 from rollgen.format.journal import RECORD_FILE, JournalLine, is_unfinished, list_shards
 from rollgen.format.jsonlines import encode_line, line_files
-from rollgen.format.manifest import fsync_directory, read_manifest
+from rollgen.format.manifest import Manifest, fsync_directory, read_manifest
 from rollgen.format.replacement import REPAIRER
 from rollgen.format.schema import DATA_DIR, FAILURES_DIR, JOURNAL_DIR, QUARANTINE_DIR, RETIRED_DIR
 from rollgen.prompts.planned import Planned, check_planless
@@ -246,7 +247,7 @@ def _look(directory: Path, progress: Progress | None, undone: _Undone) -> _Work:
     planned = check_planned(directory, manifest, records)
     paths = list_shards(directory)
     journal = JournalLines(directory, {path.name for path in paths}, undone.revived)
-    judge = Judge(directory, manifest, _check_of(planned, records), journal)
+    judge = Judge(directory, manifest, _check_of(manifest, planned, records), journal)
     shards = without_copies(judge.all(paths, progress), journal, undone.first_to_go)
     for path in paths:
         if path.name in journal.retired:
@@ -263,11 +264,11 @@ def _look(directory: Path, progress: Progress | None, undone: _Undone) -> _Work:
     return work
 
 
-def _check_of(planned: Planned | None, records: Findings) -> CheckTable:
+def _check_of(manifest: Manifest, planned: Planned | None, records: Findings) -> CheckTable:
     """The check of rows against the plan. Damaged records are no measure: then there is none."""
     if records.total:
         return lambda _: ()
-    return checking(planned.check if planned else check_planless)
+    return checking(planned.check if planned else partial(check_planless, runs=manifest.run_names))
 
 
 def _settle(shard: Judged, journal: JournalLines, work: _Work) -> None:

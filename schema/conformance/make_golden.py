@@ -5,11 +5,12 @@
 `masks/` and `support_logprobs/` are the same five samples in format 1.0, without and with the optional column;
 `generations/` is of format 1.1 and has a retry; `extras/` is of format 1.2 and says which weights and experts made
 these five: weights that change at one token or at each, a layer without experts, more experts than a byte numbers, a
-prompt of which each token has its own. `<name>.expected.json` holds their rows as plain JSON, taken from the
-literals below and not read back; float32 values are exact. The rows cover what readers get wrong: a singleton, a set of
-ties larger than top_k, an id beyond the tokenizer, untruncated samples (null supports), NUL and emoji in texts, a stop
-token id and a stop string of digits, a null in every nullable column, a row that cannot be replayed, two shards, a row
-that another supersedes. The plan also holds a tombstone and a sample that is owed, the retry one that is owed too.
+prompt of which each token has its own; `rewards/` is of format 1.3, the first five samples and what scorers gave them.
+`<name>.expected.json` holds their rows as plain JSON, taken from the literals below and not read back; float32 values
+are exact. The rows cover what readers get wrong: a singleton, a set of ties larger than top_k, an id beyond the
+tokenizer, untruncated samples (null supports), NUL and emoji in texts, a stop token id and a stop string of digits, a
+null in every nullable column, a row that cannot be replayed, two shards, a row that another supersedes. The plan also
+holds a tombstone and a sample that is owed, the retry one that is owed too.
 
 Committed files are made once for each MINOR and stay: a later reader must read them.
 """
@@ -20,7 +21,9 @@ import itertools
 import json
 import math
 import shutil
+import struct
 import sys
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,7 +49,9 @@ from rollgen.format.manifest import (
     replace_manifest,
 )
 from rollgen.format.retries import RetryList
-from rollgen.format.schema import FAILURES_DIR, PLAN_FILE, PLAN_SCHEMA, has_generation, retry_file
+from rollgen.format.reward_writer import RewardWriter
+from rollgen.format.rewards import PartRecord, ScorerRecord, part_schema
+from rollgen.format.schema import FAILURES_DIR, PLAN_FILE, PLAN_SCHEMA, REWARDS_DIR, has_generation, retry_file
 from rollgen.format.writer import ShardWriter
 from rollgen.rollouts import Completion, Prompt, Sampling, WeightVersions, sample_seed
 
@@ -135,6 +140,83 @@ def retried_completion() -> Completion:
     return replace(_completion(longer, 0, tokens, text="again"), generation=1)
 
 
+def reward_parts() -> list[tuple[PartRecord, list[Rewarded]]]:
+    """What files of rewards hold.
+
+    "correct" was scored, then scored again, which is complete: its first file has not been removed yet, and another
+    rescoring has begun. Sample 1 could not be scored at first; sample 3 was made again since. Nothing of "other" could
+    be scored.
+    """
+    old, new, other = (ScorerRecord(f"scorers:{name}", digest(name)) for name in ("old", "new", "other"))
+    died = "RuntimeError: no"
+    return [
+        (_record("correct", 0, 1, old), [Rewarded(row, 9.0) for row in range(5)]),
+        (_record("correct", 1, 2, new), [Rewarded(0, 1.0), Rewarded(1, None, error=died)]),
+        (
+            _record("correct", 2, 2, new, "length", "style"),
+            [Rewarded(2, 0.5, {"style": 0.1}), Rewarded(3, 0.25, crc=7)],
+        ),
+        (_record("correct", 3, 2, new, "length", closes=True), [Rewarded(1, 0.0, {"length": -2.0}), Rewarded(4, -1.5)]),
+        (_record("correct", 4, 3, old), [Rewarded(0, 7.0)]),
+        (_record("other", 0, 1, other), [Rewarded(0, None, error=died)]),
+    ]
+
+
+EXPECTED_REWARDS = {
+    "correct": {
+        "reward": [1.0, 0.0, 0.5, None, -1.5],
+        "length": [None, -2.0, None, None, None],
+        "style": [None, None, 0.1, None, None],
+    },
+    "other": {"reward": [None] * 5},
+}
+"""Of the rows of `completions`, by name and column."""
+
+
+class Rewarded(NamedTuple):
+    """A row of a file of rewards."""
+
+    row: int
+    """Number of the completion."""
+    reward: float | None
+    further: dict[str, float] | None = None
+    error: str | None = None
+    crc: int | None = None
+    """None: that of its tokens."""
+
+
+def _record(
+    name: str, sequence: int, scoring: int, scorer: ScorerRecord, *columns: str, closes: bool = False
+) -> PartRecord:
+    return PartRecord(name, sequence, scoring, closes=closes, rows=0, columns=list(columns), scorer=scorer)
+
+
+def write_rewards(directory: Path, manifest: Manifest) -> None:
+    """All files of rewards, by the writer of rewards, which numbers them."""
+    for record, rewarded in reward_parts():
+        with RewardWriter(directory, record.name, manifest.config_digest) as writer:
+            table = pa.Table.from_pylist([_reward_row(each) for each in rewarded], schema=part_schema(record.columns))
+            writer.write(table, record.columns, record.scorer, scoring=record.scoring, closes=record.closes)
+    for lock in (directory / REWARDS_DIR).glob("*.lock"):
+        lock.unlink()
+
+
+def _reward_row(rewarded: Rewarded) -> dict[str, Any]:
+    completion = completions()[rewarded.row]
+    ids = completion.token_ids.tolist()
+    crc = zlib.crc32(struct.pack(f"<{len(ids)}i", *ids)) if rewarded.crc is None else rewarded.crc
+    return {
+        "prompt_id": completion.prompt_id,
+        "prompt_index": completion.prompt_index,
+        "sample_index": completion.sample_index,
+        "generation": 0,
+        "tokens_crc32": crc,
+        "reward": rewarded.reward,
+        "error": rewarded.error,
+        **(rewarded.further or {}),
+    }
+
+
 class Golden(NamedTuple):
     """One dataset."""
 
@@ -147,6 +229,8 @@ class Golden(NamedTuple):
     failures: list[Failure]
     owed: list[list[Any]]
     """prompt_id and sample_index; since 1.1 also generation."""
+    rewards: bool = False
+    """Whether it has those of `reward_parts`."""
 
     @property
     def rows(self) -> list[Completion]:
@@ -189,6 +273,7 @@ def datasets() -> dict[str, Golden]:
             extras=True,
             **first | {"completions": completions_with_extras(), "owed": [["7", 2, 0]]},
         ),
+        "rewards": Golden("1.3", support_logprobs=False, extras=False, **first | {"owed": [["7", 2, 0]]}, rewards=True),
     }
 
 
@@ -345,6 +430,8 @@ def write_dataset(directory: Path, golden: Golden) -> None:
                 writer.add(completion)
         if golden.retried:
             write_retry(slot, manifest, golden.retried)
+    if golden.rewards:
+        write_rewards(directory, manifest)
     for lock in (directory / "journal").glob("*.lock"):
         lock.unlink()
     (directory / FAILURES_DIR).mkdir()
@@ -378,6 +465,8 @@ def expected(golden: Golden) -> dict[str, Any]:
         "plan": [expected_plan_row(prompt) for prompt in prompts()],
         "owed": golden.owed,
     }
+    if golden.rewards:
+        values["rewards"] = EXPECTED_REWARDS
     if golden.retried:
         again = {(completion.prompt_id, completion.sample_index) for completion in golden.retried}
         retries = retry_list()

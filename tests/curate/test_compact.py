@@ -113,7 +113,7 @@ def test_rows_stay_and_prompts_come_together(
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         patch.setattr("rollgen.format.columns.ROW_GROUP_TOKENS", 10)
         patch.setattr("rollgen.format.columns.MAX_ROW_GROUP_IDS", 60)
-        patch.setattr("rollgen.curate.compact.CACHE_BYTES", 4000)  # one or two row groups
+        patch.setattr("rollgen.curate.copying.CACHE_BYTES", 4000)  # one or two row groups
         directory = store(Path(name), first, shards[:without_generation])
         store(directory, manifest, shards[without_generation:], writer="w1")
         replace_manifest(directory, manifest)

@@ -25,12 +25,12 @@ from rollgen.format.commit import (
     Holder,
     Part,
     WriterSlot,
-    _writable,
     check_writer_name,
     live_writers,
     quarantine,
     read_holder,
     start_section,
+    writable,
 )
 from rollgen.format.journal import (
     JournalLine,
@@ -425,7 +425,7 @@ def test_a_lock_that_cannot_be_written_is_named(tmp_path: Path, number: int, fix
     for error in (OSError(number, "Why"), OSError(number, "Why", str(tmp_path / "w0.lock"))):
         with (
             pytest.raises(UsageError, match=rf"/w0\.lock: cannot be written: Why; {fix}"),
-            _writable(tmp_path / "w0.lock"),
+            writable(tmp_path / "w0.lock"),
         ):
             raise error
 

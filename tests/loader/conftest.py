@@ -118,6 +118,7 @@ def make_index() -> Callable[[list[list[tuple[int, int, int, int]]]], Index]:
             dataset=rows[:, 0].astype(np.int32),
             prompt_index=rows[:, 1],
             sample_index=rows[:, 2].astype(np.int32),
+            generation=np.zeros(len(rows), np.int32),
             tokens=rows[:, 3].astype(np.int32),
             losses=(),
         )

@@ -16,14 +16,16 @@ from rollgen.config import digest
 from rollgen.format import schema as code
 from rollgen.format.failures import Failure
 from rollgen.format.journal import JournalLine
-from rollgen.format.manifest import Attempt, Manifest, Retry, RoutedExperts
+from rollgen.format.manifest import Attempt, Manifest, Retry, RoutedExperts, Run
+from rollgen.format.rewards import PartRecord, ScorerRecord
+from rollgen.prompts.planned import planless_numbers
 from rollgen.rollouts import sample_seed
 
 SCHEMA = Path(__file__).parents[2] / "schema"
 SPEC = (SCHEMA / "SPEC.md").read_text(encoding="utf-8")
 COLUMNS = json.loads((SCHEMA / "v1" / "columns.json").read_text(encoding="utf-8"))
 MANIFEST_SCHEMA = json.loads((SCHEMA / "v1" / "manifest.schema.json").read_text(encoding="utf-8"))
-ADDED = {"retries", "plan_sha256", "weight_versions", "routed_experts"}
+ADDED = {"retries", "plan_sha256", "weight_versions", "routed_experts", "runs"}
 """By a MINOR."""
 SCALARS = {
     "bool": pa.bool_(),
@@ -65,13 +67,16 @@ def test_columns_of_an_older_minor_are_those_of_the_code(minor: str) -> None:
     assert declared(then, optional=True).equals(made)
 
 
-@pytest.mark.parametrize(("table", "schema"), [("plan", code.PLAN_SCHEMA), ("retry", code.RETRY_SCHEMA)])
+@pytest.mark.parametrize(
+    ("table", "schema"),
+    [("plan", code.PLAN_SCHEMA), ("retry", code.RETRY_SCHEMA), ("rewards", code.REWARD_SCHEMA)],
+)
 def test_other_columns_are_those_of_the_code(table: str, schema: pa.Schema) -> None:
     """Same names, order, types and nullability."""
     assert declared(COLUMNS[table], optional=True).equals(schema)
 
 
-@pytest.mark.parametrize("table", ["shard", "plan", "retry"])
+@pytest.mark.parametrize("table", ["shard", "plan", "retry", "rewards"])
 def test_null_is_explained_where_it_is_allowed(table: str) -> None:
     """A column, or its inner lists, may be null exactly where `null` says what that means."""
     for column in COLUMNS[table]:
@@ -119,9 +124,9 @@ def test_manifest_requires_every_key() -> None:
     assert MANIFEST_SCHEMA["required"] == [name for name in Manifest.model_fields if name not in ADDED]
 
 
-@pytest.fixture(params=["masks", "generations", "extras"])
+@pytest.fixture(params=["masks", "generations", "extras", "runs"])
 def golden_manifest(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """A manifest as it is on disk, of format 1.0, 1.1 and 1.2."""
+    """A manifest as it is on disk, of format 1.0 to 1.3."""
     path = SCHEMA / "conformance" / "golden" / request.param / "rollgen.json"
     return dict(json.loads(path.read_text(encoding="utf-8")))
 
@@ -146,6 +151,7 @@ def test_real_manifest_is_valid(golden_manifest: dict[str, Any]) -> None:
         ("retries", [{"generation": 0}]),
         ("weight_versions", 1),
         ("routed_experts", {"layers": 0, "top_k": 2, "experts": 4}),
+        ("runs", [{"name": "a b"}]),
     ],
 )
 def test_wrong_manifest_is_invalid(golden_manifest: dict[str, Any], key: str, value: object) -> None:
@@ -168,14 +174,23 @@ def test_spec_names_every_key_of_a_line(kind: type) -> None:
         assert f"`{key}`" in SPEC
 
 
-@pytest.mark.parametrize("kind", [Manifest, Attempt, Retry, RoutedExperts])
+@pytest.mark.parametrize("kind", [PartRecord, ScorerRecord])
+def test_spec_names_every_key_of_a_record(kind: type) -> None:
+    """What a file of rewards says of itself."""
+    for key in kind.__dataclass_fields__:  # type: ignore[attr-defined]
+        assert f"`{key}`" in SPEC
+
+
+@pytest.mark.parametrize("kind", [Manifest, Attempt, Retry, RoutedExperts, Run])
 def test_spec_names_every_key_of_the_manifest(kind: type[BaseModel]) -> None:
     """The prose leaves none out."""
     for key in kind.model_fields:
         assert f"`{key}`" in SPEC
 
 
-@pytest.mark.parametrize("column", [c["name"] for table in ("shard", "plan", "retry") for c in COLUMNS[table]])
+@pytest.mark.parametrize(
+    "column", [c["name"] for table in ("shard", "plan", "retry", "rewards") for c in COLUMNS[table]]
+)
 def test_spec_names_every_column(column: str) -> None:
     """The prose leaves none out."""
     assert f"`{column}`" in SPEC
@@ -187,6 +202,12 @@ def test_seed_vectors_of_the_spec() -> None:
     assert len(rows) == 3
     for seed, prompt_id, sample_index, expected in rows:
         assert sample_seed(int(seed), prompt_id, int(sample_index)) == int(expected)
+
+
+def test_number_of_a_prompt_of_a_run_in_the_spec() -> None:
+    """The worked example of section 15."""
+    (number,) = planless_numbers(pa.chunked_array([["p0"]]), pa.chunked_array([["base"]]))
+    assert f"the prompt `p0` of the run `base` has the number {number}" in SPEC
 
 
 def test_digest_vector_of_the_spec() -> None:

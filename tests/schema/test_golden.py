@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 import runpy
 import shutil
+import zlib
 from pathlib import Path
 from typing import Any
 
 import duckdb
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.dataset
@@ -19,9 +22,11 @@ import pytest
 
 from rollgen.format.failures import read_failures
 from rollgen.format.invariants import find_problem
+from rollgen.format.keys import read_rows
 from rollgen.format.manifest import read_manifest
 from rollgen.format.reader import open_dataset, read_row_group, verify_shard
 from rollgen.format.retries import read_retries
+from rollgen.format.rewards import rewards_in_force, stored_checksums
 from rollgen.inspect.stats import dataset_stats
 from rollgen.loader.dataset import RolloutDataset
 
@@ -30,7 +35,7 @@ GOLDEN = CONFORMANCE / "golden"
 SPEC = (CONFORMANCE.parent / "SPEC.md").read_text(encoding="utf-8")
 FIRST = ("masks", "support_logprobs")
 """Of format 1.0, without generations."""
-NAMES = (*FIRST, "generations", "extras")
+NAMES = (*FIRST, "generations", "extras", "rewards")
 
 
 def expected(name: str) -> dict[str, Any]:
@@ -132,7 +137,7 @@ def test_shards_agree_with_the_journal(name: str) -> None:
         verify_shard(shard.path, line=shard.line, config_digest=dataset.manifest.config_digest)
 
 
-@pytest.mark.parametrize("name", [*FIRST, "extras"])
+@pytest.mark.parametrize("name", [*FIRST, "extras", "rewards"])
 def test_what_is_owed(name: str) -> None:
     """Six planned samples, five stored; the stored one's failure line and the tombstone's count for nothing."""
     stats = dataset_stats(GOLDEN / name)
@@ -163,6 +168,41 @@ def test_all_generations_on_request() -> None:
     dataset = RolloutDataset(GOLDEN / "generations", allow_unreplayable=True, all_generations=True)
     rows = expected("generations")["rows"]
     assert [dataset[i].token_ids.tolist() for i in range(len(dataset))] == [row["token_ids"] for row in rows]
+
+
+def rewards_by_the_spec(directory: Path, name: str) -> dict[str, dict[tuple[int, int, int], Any]]:
+    """By column and key, as section 14 of the specification says, with pyarrow alone."""
+    files = sorted((directory / "rewards").glob(f"{name}-*.parquet"))
+    tables = [pq.read_table(file, page_checksum_verification=True) for file in files]
+    records = [json.loads(table.schema.metadata[b"rollgen.rewards"]) for table in tables]
+    closed = [record["scoring"] for record in records if record["closes"]]
+    scoring = max(closed) if closed else min(record["scoring"] for record in records)
+    tokens = {(row["prompt_index"], row["sample_index"], 0): row["token_ids"] for row in read_with_pyarrow(directory)}
+    found: dict[str, dict[tuple[int, int, int], Any]] = {}
+    for table, record in zip(tables, records, strict=True):
+        if record["scoring"] != scoring:
+            continue
+        for row in table.to_pylist():
+            key = (row["prompt_index"], row["sample_index"], row["generation"])
+            stands = row["tokens_crc32"] == zlib.crc32(np.array(tokens[key], "<i4").tobytes())
+            for column in ("reward", *record["columns"]):
+                found.setdefault(column, dict.fromkeys(tokens))
+            for column in found:
+                found[column][key] = row.get(column) if stands else None
+    return found
+
+
+@pytest.mark.parametrize("name", ["correct", "other"])
+def test_rewards_are_as_expected(name: str) -> None:
+    """Those in force, of tokens that are stored: as rollgen reads them, and as the specification says."""
+    directory, wanted = GOLDEN / "rewards", expected("rewards")["rewards"][name]
+    dataset = open_dataset(directory)
+    rewards = rewards_in_force(directory, name, dataset.manifest.config_digest, None)
+    found = rewards.of(read_rows(dataset.shards).keys, stored_checksums(dataset.shards))
+    nulls = {column: [None if math.isnan(value) else value for value in values] for column, values in found.items()}
+    assert nulls == wanted
+    by_the_spec = rewards_by_the_spec(directory, name)
+    assert {column: list(values.values()) for column, values in by_the_spec.items()} == wanted
 
 
 def examples(language: str) -> list[str]:
@@ -219,6 +259,8 @@ def test_script_makes_the_same_values(script: dict[str, Any], tmp_path: Path) ->
     """Values and schemas; bytes may change with the Parquet library, and keys with the MINOR that writes them."""
     script["write_golden"](tmp_path)
     for path in sorted(GOLDEN.rglob("*.*")):
+        if path.relative_to(GOLDEN).parts[0].partition(".")[0] == "runs":  # of a script of its own
+            continue
         made = tmp_path / path.relative_to(GOLDEN)
         if path.suffix == ".parquet":
             assert pq.read_table(made).equals(pq.read_table(path), check_metadata=True), path
@@ -232,4 +274,4 @@ def test_script_makes_the_same_values(script: dict[str, Any], tmp_path: Path) ->
 
 def test_golden_is_small() -> None:
     """It lives in the repository."""
-    assert sum(path.stat().st_size for path in GOLDEN.rglob("*") if path.is_file()) < 150_000
+    assert sum(path.stat().st_size for path in GOLDEN.rglob("*") if path.is_file()) < 250_000

@@ -16,9 +16,10 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from rollgen.config import digest
+from rollgen.curate.merge import merge
 from rollgen.errors import DatasetError, UsageError
 from rollgen.format.commit import WriterSlot
-from rollgen.format.manifest import Manifest, create_manifest
+from rollgen.format.manifest import PLANLESS, Manifest, create_manifest
 from rollgen.format.schema import shard_schema
 from rollgen.format.writer import build_row_groups, footer_metadata, write_parquet
 from rollgen.prompts.fingerprint import directory_fingerprint
@@ -139,7 +140,7 @@ def write_rows(
         directory = tmp_path / "dataset"
         directory.mkdir()
         manifest = make_manifest(support_logprobs=support_logprobs)
-        identity = manifest.identity | {"sampling_arg": sampling_arg or {}}
+        identity = manifest.identity | {"sampling_arg": sampling_arg or {}, PLANLESS: True}
         manifest = manifest.model_copy(update={"identity": identity, "config_digest": digest(identity)})
         model = manifest.model.model_copy(update={"fingerprint": directory_fingerprint(tiny_model), "dtype": dtype})
         manifest = manifest.model_copy(update={"model": model})
@@ -569,3 +570,20 @@ def test_it_is_silent(
     found: Recomputation = recompute(write_rows([make_row(i, 4).completion for i in range(2)]), str(tiny_model))
     assert found.tokens == 8
     assert capfd.readouterr() == ("", "")
+
+
+def test_only_the_runs_that_the_model_sampled(
+    write_rows: Callable[..., Path],
+    make_row: Callable[..., Row],
+    make_run: Callable[..., Path],
+    tmp_path: Path,
+    tiny_model: Path,
+) -> None:
+    """Of a merged dataset the four samples of this model, and not the twelve random ones of another; it says so."""
+    own = write_rows([make_row(index, 6).completion for index in range(4)])
+    merge([own, make_run(tmp_path / "other", 1)], tmp_path / "merged")
+    found = recompute(tmp_path / "merged", str(tiny_model), limit=None)
+    assert (found.runs, found.samples, found.of_other_runs) == (("dataset",), 4, 12)
+    assert (found.same_checkpoint, found.problem()) == (True, None)
+    assert "of the runs that it sampled: dataset; not compared: 12 samples of others" in describe(found)
+    assert found.to_json()["runs"] == ["dataset"]

@@ -1,0 +1,151 @@
+"""`Answer`: a stored sample as a scoring function sees it, and what the function's results come to.
+
+Light: the processes that score import this and the scorer's module, and neither torch nor Arrow.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from numbers import Real
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+
+from rollgen.inert import Discretion, brief
+
+if TYPE_CHECKING:
+    from rollgen.rollouts import Int32Array
+
+REWARD: Final = "reward"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One stored sample with its prompt, as a scoring function gets it."""
+
+    prompt_id: str
+    sample_index: int
+    generation: int
+    """0, or which retry made it: with a larger max_tokens."""
+    prompt: str | None
+    """As given: raw text, or messages as JSON text; None when it was given as token ids."""
+    text: str | None
+    """`token_ids` decoded without special tokens; None when that was not done."""
+    prompt_token_ids: list[int]
+    token_ids: list[int]
+    """What was sampled, the end-of-sequence token included."""
+    finish_reason: str
+    """`stop`, `length` (cut at max_tokens) or `repetition`."""
+    stop_reason: str | None
+    """What stopped it, as JSON text: `2` is a token id, `"2"` a stop string."""
+    max_tokens: int
+    metadata: dict[str, Any] = field(default_factory=dict)
+    """Every other field of the prompt's row. The samples of a prompt may share it: do not change it."""
+
+
+Result: TypeAlias = float | Mapping[str, float] | Exception
+"""Of one answer: its reward; a mapping of numbers that has "reward"; or an exception that says why there is none."""
+ScoringFunction: TypeAlias = Callable[[Sequence[Answer]], Sequence[Result]]
+
+
+class StoredAnswer(NamedTuple):
+    """A row on its way to a scoring function: cheap to send to another process, unlike lists of ids."""
+
+    prompt_id: str
+    prompt_index: int
+    sample_index: int
+    generation: int
+    tokens_crc32: int
+    prompt: str | None
+    text: str | None
+    prompt_token_ids: Int32Array
+    token_ids: Int32Array
+    finish_reason: str
+    stop_reason: str | None
+    max_tokens: int
+    metadata: str | None
+    """As stored: the text of a JSON object."""
+
+
+class Score(NamedTuple):
+    """What became of one answer."""
+
+    values: dict[str, float] | None
+    """With "reward", all finite; None when it could not be scored."""
+    error: str | None = None
+    """Why not, on one line, fit to be stored in a dataset."""
+
+
+@cache
+def _discretion() -> Discretion:
+    return Discretion()
+
+
+def failed(reason: str) -> Score:
+    """One that has no reward, and why."""
+    return Score(None, _discretion()(brief(reason)))
+
+
+def told(error: BaseException) -> str:
+    """Its type and what it says."""
+    return f"{type(error).__name__}: {error}"
+
+
+def as_answers(rows: Iterable[StoredAnswer]) -> list[Answer]:
+    """What a scoring function gets. Metadata that several rows have is parsed once. Raises ValueError."""
+    parsed: dict[str | None, dict[str, Any]] = {None: {}}
+    for row in rows:
+        if row.metadata is not None and row.metadata not in parsed:
+            parsed[row.metadata] = json.loads(row.metadata)
+    return [
+        Answer(
+            prompt_id=row.prompt_id,
+            sample_index=row.sample_index,
+            generation=row.generation,
+            prompt=row.prompt,
+            text=row.text,
+            prompt_token_ids=row.prompt_token_ids.tolist(),
+            token_ids=row.token_ids.tolist(),
+            finish_reason=row.finish_reason,
+            stop_reason=row.stop_reason,
+            max_tokens=row.max_tokens,
+            metadata=parsed[row.metadata],
+        )
+        for row in rows
+    ]
+
+
+def as_scores(results: object, count: int) -> list[Score]:
+    """What a scoring function returned for `count` answers.
+
+    Raises ValueError when the results cannot be told apart: then nothing is known of any answer.
+    """
+    if isinstance(results, str | bytes | Mapping) or not isinstance(results, Iterable):
+        raise ValueError(f"the function returned {_kind(results)}, not a list of results")
+    listed = list(results)
+    if len(listed) != count:
+        raise ValueError(f"the function returned {len(listed)} results for {count} answers")
+    return [_as_score(result) for result in listed]
+
+
+def _as_score(result: object) -> Score:
+    if isinstance(result, Exception):
+        return failed(told(result))
+    values: Mapping[Any, Any] = result if isinstance(result, Mapping) else {REWARD: result}
+    if REWARD not in values:
+        return failed(f'the function returned a mapping without "{REWARD}"')
+    for name, value in values.items():
+        if not isinstance(name, str):
+            return failed(f"the function returned a mapping with {_kind(name)} as a name")
+        if not isinstance(value, Real):
+            return failed(f"the function returned {_kind(value)} for {name!r}, not a number")
+        if not math.isfinite(value):
+            return failed(f"the function returned {value} for {name!r}, not a finite number")
+    return Score({name: float(value) for name, value in values.items()})
+
+
+def _kind(value: object) -> str:
+    """`None`, `a value of type str`."""
+    return "None" if value is None else f"a value of type {type(value).__name__}"

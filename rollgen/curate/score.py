@@ -1,0 +1,269 @@
+"""`rollgen score`: a reward for each stored sample, by a function of the user's, as a sidecar of the dataset.
+
+    find     the scorer, the rewards there are of this name, and which samples have none (`unscored.py`)
+    score    batch by batch in processes of their own (`workers.py`); what cannot be scored is stored with its error
+    commit   parts of COMMIT_ROWS rows, or what there is after COMMIT_SECONDS: that is what a kill costs
+
+A sample has a reward if the last row of its key has one, for the tokens that are stored now. Only others are scored.
+So the same command continues after a kill, adds what a run has stored since, and tries again what could not be scored.
+
+A rescoring is a scoring of its own. It is continued by the same command, and readers see nothing of it before every
+sample has a reward: its last part says so and makes it the one in force, and only then the old parts go. So at any
+time all rewards of a name are of one scorer that is known. Memory is some 40 bytes for each row of the dataset, and a
+few batches.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Self
+
+import pyarrow as pa
+
+from rollgen.curate.answers import Score, ScoringFunction, StoredAnswer, failed
+from rollgen.curate.scorers import Scorer, find_scorer
+from rollgen.curate.unscored import Unscored
+from rollgen.curate.workers import Judged, Workers
+from rollgen.errors import ResumeRefused, UsageError
+from rollgen.format.reader import open_dataset
+from rollgen.format.reward_writer import RewardWriter
+from rollgen.format.rewards import REWARD, Part, ScorerRecord, in_force, is_column, is_name, part_schema, read_rewards
+from rollgen.remote.objects import is_url, local_path
+
+COMMIT_ROWS: Final = 1 << 14
+COMMIT_SECONDS: Final = 20.0
+BATCH_SIZE: Final = 64
+TIMEOUT_SECONDS: Final = 600.0
+MAX_FURTHER: Final = 64
+"""Further values that a scorer may give over all answers: each is a column."""
+ERRORS: Final = 5
+"""Of those that could not be scored, so many are told."""
+
+Progress = Callable[[int, int], None]
+"""Called with the samples that are scored, and with all that were to be, as far as is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreError:
+    """A sample that could not be scored."""
+
+    prompt_id: str
+    sample_index: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """What was done. Samples, unless something else is said."""
+
+    name: str
+    scorer: str
+    samples: int
+    """Of the dataset: current rows."""
+    scored: int
+    """By this run."""
+    kept: int
+    """That had a reward already."""
+    failed: int
+    """That could not be scored."""
+    mean: float | None
+    """Of the rewards of this scoring; None when there are none."""
+    in_force: bool
+    """False for a rescoring that is not complete: readers still get the rewards before it."""
+    errors: tuple[ScoreError, ...]
+    """The first few."""
+
+
+def score(
+    directory: str | os.PathLike[str],
+    scorer: str | ScoringFunction,
+    *,
+    name: str | None = None,
+    field: str | None = None,
+    extract: str | None = None,
+    processes: int | None = None,
+    batch_size: int = BATCH_SIZE,
+    timeout: float = TIMEOUT_SECONDS,
+    rescore: bool = False,
+    progress: Progress | None = None,
+) -> Scored:
+    """Give each current sample of a dataset a reward that it has not got, and store it under `name`.
+
+    `scorer` is `"module:function"`, a function at the top of a module, or the name of a built-in one with its `field`
+    and `extract` (`scorers.py`). The function takes a sequence of `rollgen.Answer` and returns as many results, each a
+    number, a mapping of numbers that has "reward", or an exception that says why there is none. It is called in
+    `processes` processes (default: one for each core) with `batch_size` answers at a time, for which it has `timeout`
+    seconds. Processes are spawned: a script needs `if __name__ == "__main__"`.
+
+    `rescore` makes all rewards again, also by another scorer. Without it, rewards that another scorer, or another
+    version of its source file, made under this name raise ResumeRefused; so does another process that is scoring under
+    this name. Raises UsageError for a scorer that cannot be imported, and DatasetError for damage.
+    """
+    if is_url(directory):
+        raise UsageError(f"{directory}: is in object storage; score a copy of it, which is a dataset too")
+    if batch_size < 1 or not timeout > 0 or (processes is not None and processes < 1):
+        raise UsageError("processes and batch_size must be 1 or more, timeout above 0")
+    found = find_scorer(scorer, field=field, extract=extract)
+    name = found.name if name is None else name
+    if not is_name(name):
+        raise UsageError(f"{name}: no name for rewards; use --name with letters, digits and underscores, at most 100")
+    place = local_path(directory)
+    dataset = open_dataset(place)
+    with RewardWriter(place, name, dataset.manifest.config_digest) as writer:
+        scoring = _choose(writer, _record_of(found), f"{place}: rewards {name!r}", rescore=rescore)
+        unscored = Unscored(dataset, read_rewards(scoring.parts))
+        workers = Workers(found, processes or len(os.sched_getaffinity(0)), timeout)
+        with workers, _Store(writer, scoring) as store:
+            for judged in workers.score(unscored.batches(batch_size)):
+                store.add(judged)
+                if progress is not None:
+                    progress(store.scored + store.failed, unscored.tally.samples - unscored.tally.kept)
+        complete = not store.failed
+        if scoring.replaces and complete:
+            store.close()
+    tally = unscored.tally
+    rewarded = tally.kept + store.scored
+    return Scored(
+        name=name,
+        scorer=found.function,
+        samples=tally.samples,
+        scored=store.scored,
+        kept=tally.kept,
+        failed=store.failed,
+        mean=(tally.total + store.total) / rewarded if rewarded else None,
+        in_force=complete or not scoring.replaces,
+        errors=tuple(store.errors),
+    )
+
+
+class _Row(NamedTuple):
+    """What is stored of an answer beside its score: not its tokens, which would take memory."""
+
+    prompt_id: str
+    prompt_index: int
+    sample_index: int
+    generation: int
+    tokens_crc32: int
+
+
+class _Scoring(NamedTuple):
+    """What this run continues or begins."""
+
+    number: int
+    parts: list[Part]
+    """What there is of it."""
+    scorer: ScorerRecord
+    replaces: list[Part]
+    """Those that are in force until it is complete; none unless it is a rescoring."""
+
+
+def _record_of(scorer: Scorer) -> ScorerRecord:
+    return ScorerRecord(scorer.function, scorer.source_sha256, scorer.field, scorer.extract)
+
+
+def _choose(writer: RewardWriter, scorer: ScorerRecord, what: str, *, rescore: bool) -> _Scoring:
+    """Which scoring to go on with. Raises ResumeRefused when that in force is another scorer's, unless `rescore`."""
+    parts = writer.parts()
+    current = in_force(parts)
+    if not current:
+        return _Scoring(1, [], scorer, [])
+    number, before = current[0].record.scoring, current[0].record.scorer
+    writer.remove(part for part in parts if part.record.scoring < number)  # a kill has left them
+    later = [part for part in parts if part.record.scoring > number]
+    if not rescore:
+        if before != scorer:
+            raise ResumeRefused(
+                f"{what}: were made by {_difference(before, scorer)}; give these another --name, or replace all of "
+                "them with --rescore"
+            )
+        return _Scoring(number, current, scorer, [])
+    if later and later[-1].record.scorer == scorer:
+        return _Scoring(later[-1].record.scoring, later, scorer, current)
+    writer.remove(later)
+    return _Scoring(number + 1, [], scorer, current)
+
+
+def _difference(before: ScorerRecord, now: ScorerRecord) -> str:
+    if before.function != now.function:
+        return f"{before.function}, not {now.function}"
+    if before.source_sha256 != now.source_sha256:
+        return f"{before.function} as its source file was before it changed"
+    return f"{before.function} with field {before.field!r} and extract {before.extract!r}"
+
+
+class _Store:
+    """Takes scores, counts them, and commits them now and then. Leaving it commits what there is, whatever happened."""
+
+    def __init__(self, writer: RewardWriter, scoring: _Scoring) -> None:
+        self._writer = writer
+        self._scoring = scoring
+        self._columns = {name for part in scoring.parts for name in part.record.columns}
+        self._waiting: list[tuple[_Row, Score]] = []
+        self._last_commit = time.monotonic()
+        self.scored = 0
+        self.failed = 0
+        self.total = 0.0
+        """Sum of the rewards."""
+        self.errors: list[ScoreError] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._commit()
+
+    def add(self, judged: Sequence[Judged]) -> None:
+        """Take some scores, or none, and commit if it is time for that."""
+        for answer, score in judged:
+            checked = self._checked(score)
+            self._waiting.append((_Row(*(getattr(answer, name) for name in _Row._fields)), checked))
+            self._count(answer, checked)
+        is_due = time.monotonic() - self._last_commit >= COMMIT_SECONDS
+        if len(self._waiting) >= COMMIT_ROWS or (self._waiting and is_due):
+            self._commit()
+
+    def close(self) -> None:
+        """Say that every sample has a reward, which puts this scoring in force, and take away those it replaces."""
+        scoring = self._scoring
+        self._writer.write(part_schema(()).empty_table(), (), scoring.scorer, scoring=scoring.number, closes=True)
+        self._writer.remove(scoring.replaces)
+
+    def _commit(self) -> None:
+        if self._waiting:
+            columns = sorted({name for _, score in self._waiting for name in score.values or ()} - {REWARD})
+            rows = _table(self._waiting, columns)
+            self._writer.write(rows, columns, self._scoring.scorer, scoring=self._scoring.number, closes=False)
+            self._waiting = []
+        self._last_commit = time.monotonic()
+
+    def _checked(self, score: Score) -> Score:
+        """A score whose values can all be columns, or what is wrong with it."""
+        further = set(score.values or ()) - {REWARD}
+        for name in further - self._columns:
+            if not is_column(name):
+                return failed(f"the function returned {name!r} beside the reward, which cannot be the name of a column")
+        if len(self._columns | further) > MAX_FURTHER:
+            return failed(f"the function returned more than {MAX_FURTHER} names beside the reward over all answers")
+        self._columns |= further
+        return score
+
+    def _count(self, answer: StoredAnswer, score: Score) -> None:
+        if score.values is not None:
+            self.scored += 1
+            self.total += score.values[REWARD]
+            return
+        self.failed += 1
+        if len(self.errors) < ERRORS:
+            self.errors.append(ScoreError(answer.prompt_id, answer.sample_index, score.error or ""))
+
+
+def _table(scored: Sequence[tuple[_Row, Score]], columns: Sequence[str]) -> pa.Table:
+    """Rows of `part_schema(columns)`, sorted by key."""
+    ordered = sorted(scored, key=lambda each: each[0][1:4])
+    fixed = {name: [getattr(row, name) for row, _ in ordered] for name in _Row._fields}
+    values = {name: [(score.values or {}).get(name) for _, score in ordered] for name in (REWARD, *columns)}
+    errors = [score.error for _, score in ordered]
+    return pa.table(fixed | values | {"error": errors}, schema=part_schema(columns))

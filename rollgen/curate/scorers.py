@@ -1,0 +1,205 @@
+"""Scoring functions by name: `module:function`, or a built-in one; found, checked, and called in any process.
+
+    exact_match   1 where the answer is the metadata's `field`, else 0. The answer is the text, or what `extract` finds
+                  in it last: its first group, if it has one. Blanks around either do not count
+    regex         1 where the regular expression in the metadata's `field` matches somewhere in the text, else 0
+
+A function of a module is code of whoever gives its name: it is imported, and may do anything. Nothing that a dataset
+says is ever imported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout, suppress
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, Final
+
+from rollgen.curate.answers import Answer, Result, Score, ScoringFunction, StoredAnswer, as_answers, as_scores, told
+from rollgen.errors import UsageError
+
+EXACT_MATCH: Final = "exact_match"
+REGEX: Final = "regex"
+BUILT_IN: Final = (EXACT_MATCH, REGEX)
+
+
+@dataclass(frozen=True, slots=True)
+class Scorer:
+    """Which scoring function, in a form that other processes can be told."""
+
+    function: str
+    """`module:function` or one of BUILT_IN, as it is recorded."""
+    module: str = ""
+    """Where to import it from; empty for a built-in."""
+    attribute: str = ""
+    source_sha256: str | None = None
+    """Of the module's file, where it has one."""
+    field: str | None = None
+    extract: str | None = None
+
+    @property
+    def name(self) -> str:
+        """What its rewards are called by default."""
+        return self.attribute.rpartition(".")[2] or self.function
+
+    def load(self) -> ScoringFunction:
+        """The function itself. Raises what importing it raises."""
+        if not self.module:
+            assert self.field is not None
+            return _BUILDERS[self.function](self.field, self.extract)
+        function: ScoringFunction = attrgetter(self.attribute)(import_module(self.module))
+        return function
+
+
+def find_scorer(scorer: str | ScoringFunction, *, field: str | None = None, extract: str | None = None) -> Scorer:
+    """The scorer that a name or a function of a module means; `field` and `extract` are for built-in ones.
+
+    Raises UsageError for one that other processes could not find, or that is none.
+    """
+    if not isinstance(scorer, str):
+        module, attribute = _place_of(scorer)
+    elif ":" in scorer:
+        module, _, attribute = scorer.partition(":")
+        if not module or not attribute:
+            raise UsageError(f"{scorer}: no such scorer; give MODULE:FUNCTION")
+    else:
+        return _find_built_in(scorer, field, extract)
+    if field is not None or extract is not None:
+        raise UsageError(
+            f"field and extract are for {' and '.join(BUILT_IN)}; what {attribute} needs, it looks for itself"
+        )
+    return _find_function(module, attribute, scorer)
+
+
+def _find_built_in(name: str, field: str | None, extract: str | None) -> Scorer:
+    if name not in BUILT_IN:
+        raise UsageError(f"{name}: no such scorer; give MODULE:FUNCTION, or one of {', '.join(BUILT_IN)}")
+    if field is None:
+        raise UsageError(f"{name}: needs a field of the metadata to compare with: give --field")
+    if extract is not None:
+        if name != EXACT_MATCH:
+            raise UsageError(f"{name}: takes no --extract; the pattern is in the metadata's field")
+        try:
+            re.compile(extract)
+        except re.error as error:
+            raise UsageError(f"--extract {extract}: not a regular expression: {error}") from None
+    return Scorer(name, field=field, extract=extract)
+
+
+def _place_of(function: ScoringFunction) -> tuple[str, str]:
+    module, attribute = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    if not module or not attribute or "<" in attribute:
+        raise UsageError(f"{function!r}: other processes cannot import it; give a function at the top of a module")
+    return str(module), str(attribute)
+
+
+def _find_function(module: str, attribute: str, given: str | ScoringFunction) -> Scorer:
+    text = f"{module}:{attribute}"
+    try:
+        with redirect_stdout(sys.stderr):  # what a module prints is not our output
+            found = Scorer(text, module, attribute).load()
+    except Exception as error:  # noqa: BLE001  a module that is imported may raise anything
+        raise UsageError(f"{text}: cannot be imported: {told(error)}") from None
+    if not callable(found):
+        raise UsageError(f"{text}: is of type {type(found).__name__}, not a function")
+    if not isinstance(given, str) and found is not given:
+        raise UsageError(f"{text}: is not the function that was given, so that other processes would find another one")
+    file = getattr(sys.modules[module], "__file__", None)
+    stem = Path(file).stem if module == "__main__" and file else module
+    sha256 = hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else None
+    return Scorer(f"{stem}:{attribute}", module, attribute, sha256)
+
+
+@cache
+def _loaded(scorer: Scorer) -> ScoringFunction:
+    return scorer.load()
+
+
+def prepare(scorer: Scorer) -> None:
+    """Make a process one that scores: import what it needs, before anything is timed. `score_batch` tells what fails.
+
+    What it prints, and all that it starts, goes to stderr: stdout is for what the command says.
+    """
+    os.dup2(2, 1)
+    with suppress(Exception):
+        _loaded(scorer)
+
+
+def score_batch(scorer: Scorer, rows: Sequence[StoredAnswer]) -> list[Score] | str:
+    """Call the function with these answers: a score each, or why there is none for any of them."""
+    try:
+        return as_scores(_loaded(scorer)(as_answers(rows)), len(rows))
+    except BaseException as error:  # noqa: BLE001  whatever it is, it is these answers' error, and not this process's
+        return told(error)
+
+
+def _exact_match(field: str, extract: str | None) -> ScoringFunction:
+    pattern = None if extract is None else re.compile(extract)
+
+    def score(answer: Answer) -> float:
+        wanted, found = _wanted(answer, field), [_text_of(answer)]
+        if pattern is not None:
+            found = [match[min(1, pattern.groups)] or "" for match in pattern.finditer(found[0])]
+        return float(bool(found) and found[-1].strip() in wanted)
+
+    return _each(score)
+
+
+def _wanted(answer: Answer, field: str) -> list[str]:
+    """The texts that are right: one, or those of a list. Numbers are as in JSON."""
+    value = _field_of(answer, field)
+    return [_as_text(each).strip() for each in (value if isinstance(value, list) else [value])]
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _regex(field: str, extract: str | None) -> ScoringFunction:
+    def score(answer: Answer) -> float:
+        pattern = _field_of(answer, field)
+        if not isinstance(pattern, str):
+            raise ValueError(f"{field!r} of the metadata is of type {type(pattern).__name__}, not a regular expression")
+        return float(re.search(pattern, _text_of(answer)) is not None)
+
+    return _each(score)
+
+
+_BUILDERS: Final[dict[str, Callable[[str, str | None], ScoringFunction]]] = {EXACT_MATCH: _exact_match, REGEX: _regex}
+
+
+def _each(score: Callable[[Answer], float]) -> ScoringFunction:
+    """Of answers one by one: what is wrong with one of them is told of that one."""
+
+    def score_all(answers: Sequence[Answer]) -> list[Result]:
+        return [_result(score, answer) for answer in answers]
+
+    return score_all
+
+
+def _result(score: Callable[[Answer], float], answer: Answer) -> Result:
+    try:
+        return score(answer)
+    except (ValueError, re.error) as error:
+        return error
+
+
+def _text_of(answer: Answer) -> str:
+    if answer.text is None:
+        raise ValueError("the dataset holds no text of this sample, only ids")
+    return answer.text
+
+
+def _field_of(answer: Answer, field: str) -> Any:
+    if field not in answer.metadata:
+        raise ValueError(f"the metadata has no {field!r}")
+    return answer.metadata[field]

@@ -1,0 +1,120 @@
+"""Rewards beside the samples that a loader hands out: joined by key when a dataset is opened, no loop over samples.
+
+`"correct"` is the reward of that name, `"correct.format"` a further value that its scorer gave. All samples that are
+handed out must have them, else a trainer would learn from numbers that nobody gave. They are held in memory, 16 bytes
+for each sample and name. When a row group is read, the CRC-32 of its tokens must be that of the tokens that were
+scored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from rollgen.errors import DatasetError, UsageError
+from rollgen.format.keys import Keys
+from rollgen.format.reader import StoredDataset
+from rollgen.format.rewards import REWARD, Rewards, is_name, reward_names, rewards_in_force, token_checksums
+from rollgen.loader.samples import Samples
+from rollgen.remote.objects import ObjectStore
+
+if TYPE_CHECKING:
+    from rollgen.loader.index import Index, Place
+    from rollgen.rollouts import Int64Array
+
+    Float64Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SampleRewards:
+    """Of the S samples of an index."""
+
+    values: dict[str, Float64Array]
+    """float64 [S] by the names that were asked for, all finite."""
+    checksums: dict[str, Int64Array]
+    """int64 [S] by the names of rewards: of the tokens that were scored."""
+
+    def attached(self, samples: Samples, rows: Int64Array, numbers: slice, place: str) -> Samples:
+        """A row group, with the rewards of these `rows` of it, which are the samples of these `numbers`.
+
+        Other rows have NaN, and are not handed out. Raises DatasetError, naming `place`, when tokens have changed.
+        """
+        checksums = token_checksums(samples.token_ids)[rows]
+        for name, wanted in self.checksums.items():
+            changed = int((checksums != wanted[numbers]).sum())
+            if changed:
+                raise DatasetError(
+                    f"{place}: {changed} samples were made again since rewards {name!r} were; `rollgen score` scores "
+                    "them again"
+                )
+        values = {name: np.full(len(samples), np.nan) for name in self.values}
+        for name, column in values.items():
+            column[rows] = self.values[name][numbers]
+        return replace(samples, rewards=values)
+
+
+def with_rewards(index: Index, places: Sequence[Place], names: Sequence[str]) -> Index:
+    """An index of the datasets in `places`, with the rewards of these names; for no names, as it is.
+
+    Raises UsageError for a name that a dataset has not, when samples have no reward, with the command that gives them
+    one, and for a dataset in object storage; DatasetError for damage.
+    """
+    if not names:
+        return index
+    for place in places:
+        if isinstance(place, ObjectStore):
+            raise UsageError(f"{place.url}: rewards are not read from object storage; copy the dataset here")
+    columns = {name: _column_of(name) for name in names}
+    of_dataset = [np.flatnonzero(index.dataset == number) for number in range(len(index.datasets))]
+    keys = Keys(index.prompt_index, index.sample_index, index.generation)
+    values = {name: np.full(len(index), np.nan) for name in columns}
+    checksums = {name: np.zeros(len(index), np.int64) for name, _ in columns.values()}
+    for name, checksum in checksums.items():
+        wanted = {each: column for each, (rewards_name, column) in columns.items() if rewards_name == name}
+        for stored, members in zip(index.datasets, of_dataset, strict=True):
+            rewards = _read(stored, name, list(wanted.values()))
+            row = rewards.rows_of(keys.taken(members))
+            there = row >= 0
+            checksum[members[there]] = rewards.tokens_crc32[row[there]]
+            for each, column in wanted.items():
+                values[each][members[there]] = rewards.values[column][row[there]]
+                _check_all(values[each][members], each, rewards, stored)
+    return replace(index, rewards=SampleRewards(values, checksums))
+
+
+def _column_of(name: str) -> tuple[str, str]:
+    """Name of the rewards, and the column there."""
+    rewards, dot, column = name.partition(".")
+    if not is_name(rewards) or bool(dot) != bool(column):
+        raise UsageError(f"rewards: {name!r} is no name of rewards; give one like 'correct' or 'correct.format'")
+    return rewards, column or REWARD
+
+
+def _read(stored: StoredDataset, name: str, columns: Sequence[str]) -> Rewards:
+    directory = stored.directory
+    rewards = rewards_in_force(directory, name, stored.manifest.config_digest, columns)
+    if rewards.scorer is None:
+        there = ", ".join(reward_names(directory)) or "none"
+        raise UsageError(
+            f"{directory}: has no rewards {name!r} (there are: {there}); make them with `rollgen score {directory} "
+            f"--with MODULE:FUNCTION --name {name}`"
+        )
+    for column in columns:
+        if column not in rewards.values:
+            raise UsageError(f"{directory}: the scorer of rewards {name!r} gave no {column!r}")
+    return rewards
+
+
+def _check_all(values: Float64Array, asked: str, rewards: Rewards, stored: StoredDataset) -> None:
+    """Raise UsageError where one is missing."""
+    missing = int(np.isnan(values).sum())
+    if missing:
+        assert rewards.scorer is not None
+        raise UsageError(
+            f"{stored.directory}: {missing} of {len(values)} samples have no {asked!r}; `rollgen score "
+            f"{stored.directory} {rewards.scorer.options} --name {asked.partition('.')[0]}` scores what it can of them"
+        )
