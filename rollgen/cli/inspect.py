@@ -16,8 +16,8 @@ def inspect(
     sample: Annotated[
         str | None,
         typer.Option(
-            help="Show one completion, token by token: prompt id, sample K (default: the first) and, of one that was "
-            "made again, generation G (default: the current one).",
+            help="Show one completion, token by token: prompt id (of a merged dataset RUN/ID), sample K (default: the "
+            "first) and, of one that was made again, generation G (default: the current one).",
             metavar="ID:K@G",
             show_default=False,
         ),
@@ -30,6 +30,14 @@ def inspect(
             show_default=False,
         ),
     ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write figures and samples to one HTML file, for a browser; it needs no network.",
+            metavar="FILE",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> int:
     """Show what a dataset holds, or one sample token by token.
@@ -37,6 +45,10 @@ def inspect(
     Settings, counts, supports (the ids that each token was drawn from), logprobs, sizes. Also while a run is
     writing."""
     check_dataset_directory(directory)
+    if html is not None:
+        if sample is not None or at is not None:
+            raise UsageError("--html shows the whole dataset, with a browser of samples: give it without --sample")
+        return _write_report(directory, html, as_json=as_json)
     if sample is not None:
         return _inspect_sample(directory, sample, at, as_json=as_json)
     if at is not None:
@@ -49,14 +61,36 @@ def _inspect_dataset(directory: Path, *, as_json: bool) -> int:
 
     from rich.console import Console
 
-    from rollgen.inspect.stats import dataset_stats
+    from rollgen.format.reader import open_dataset
+    from rollgen.inspect.curves import curves_of
+    from rollgen.inspect.stats import stats_of
     from rollgen.inspect.terminal import render
 
-    stats = dataset_stats(directory)
+    dataset = open_dataset(directory)
+    stats = stats_of(dataset)
+    curves = curves_of(dataset, stats)
     if as_json:
-        typer.echo(json.dumps(stats.to_json(), indent=2))
+        typer.echo(json.dumps(stats.to_json() | {"curves": curves.to_json()}, indent=2))
     else:
-        render(stats, Console())
+        render(stats, Console(), curves)
+    return 0
+
+
+def _write_report(directory: Path, target: Path, *, as_json: bool) -> int:
+    import json
+    from dataclasses import asdict
+
+    from rich import filesize
+
+    from rollgen.inert import plain
+    from rollgen.inspect.report import write_report
+
+    report = write_report(directory, target)
+    if as_json:
+        typer.echo(json.dumps(asdict(report)))
+    else:
+        samples = f"{report.shown:,} of {report.samples:,} samples"
+        typer.echo(f"{plain(report.file)}: {filesize.decimal(report.bytes)}, with {samples}")
     return 0
 
 

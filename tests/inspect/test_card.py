@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
 
 from rollgen.format.schema import shard_schema
-from rollgen.inspect.card import MEANINGS, dataset_card, markdown
+from rollgen.inspect.card import MEANINGS, dataset_card, markdown, write_card
 from rollgen.inspect.stats import dataset_stats
 
 if TYPE_CHECKING:
@@ -20,11 +21,40 @@ COLUMNS = Path(__file__).parents[2] / "schema" / "v1" / "columns.json"
 
 
 def test_front_matter_points_at_the_shards(make_dataset: Callable[..., Any]) -> None:
-    """`datasets.load_dataset` reads the YAML between the first two rules; the licence is left to the user."""
-    _, front_matter, body = dataset_card(dataset_stats(make_dataset(0).directory)).split("---\n", 2)
-    assert "configs:\n- config_name: default\n  data_files: data/*.parquet\n" in front_matter
-    assert "\n# license:" in front_matter
+    """Hubs read the YAML between the first two rules; the licence is a field that its owner fills in."""
+    directory = make_dataset(0).directory
+    write_card(directory)
+    _, front_matter, body = (directory / "README.md").read_text().split("---\n", 2)
+    fields = yaml.safe_load(front_matter)
+    (config,) = fields["configs"]
+    assert config == {"config_name": "default", "data_files": [{"split": "train", "path": "data/*.parquet"}]}
+    assert fields["license"] == "unknown"
     assert body.startswith("\n# data\\_0\n")
+
+
+def test_front_matter_is_its_owners(make_dataset: Callable[..., Any]) -> None:
+    """A licence that was filled in stays when the card is written again."""
+    directory = make_dataset(0).directory
+    card = directory / "README.md"
+    write_card(directory)
+    written = card.read_text()
+    licensed = written.replace("license: unknown", "license: apache-2.0", 1)
+    assert licensed != written
+    card.write_text(licensed)
+    moved = directory.rename(directory.with_name("moved"))
+    write_card(moved)
+    assert (moved / "README.md").read_text().startswith(licensed.partition("\n# ")[0] + "\n# moved\n")
+
+
+def test_edited_text_is_left_alone(make_dataset: Callable[..., Any]) -> None:
+    """Whoever wrote something about the data finds it again, figures or not."""
+    directory = make_dataset(0).directory
+    card = directory / "README.md"
+    write_card(directory)
+    edited = card.read_text().replace("## Columns", "Do not train on the third prompt.\n\n## Columns")
+    card.write_text(edited)
+    write_card(directory)
+    assert card.read_text() == edited
 
 
 @pytest.mark.parametrize("support_logprobs", [False, True])
@@ -64,7 +94,7 @@ def test_hostile_names_stay_in_their_cell(make_dataset: Callable[..., Any]) -> N
     hostile = "x|y\n---\n# heading <img src=x>\u202e"
     stats = dataset_stats(make_dataset(0, model_name=hostile).directory)
     card = dataset_card(dataclasses.replace(stats, name=hostile))
-    assert card.count("---\n") == 2  # the front matter's own
+    assert "---\n" not in card
     assert "\n# heading" not in card
     assert "<img" not in card
     assert "\u202e" not in card

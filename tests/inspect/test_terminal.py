@@ -66,7 +66,7 @@ def test_a_device_that_nobody_told(make_dataset: Callable[..., Any]) -> None:
 def test_view_names_what_is_stored(tmp_path: Path, make_extras: Callable[..., Path]) -> None:
     """Beside the supports, what the engine told of weights and experts."""
     output = shown(dataset_stats(make_extras(tmp_path / "run")), width=120)
-    assert "without support logprobs · weight versions · routed experts · format 1.2" in output
+    assert "without support logprobs · weight versions · routed experts · format 1.3" in output
 
 
 def test_view_names_the_figures(make_dataset: Callable[..., Any]) -> None:

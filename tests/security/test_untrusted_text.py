@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 from markdown_it import MarkdownIt
 from models.fake_engine import FakeEngine
+from models.rewards import write_rewards
 from models.runs import Runs
 from models.tiny import make_tiny_tokenizer
 
@@ -34,7 +35,18 @@ from rollgen.engines.base import RequestError, SampleRequest
 from rollgen.errors import EngineError, RollgenError
 from rollgen.format.commit import WriterSlot
 from rollgen.format.failures import FailureLog
-from rollgen.format.manifest import Attempt, EngineRecord, Manifest, ModelRecord, PromptSource, Retry, create_manifest
+from rollgen.format.manifest import (
+    Attempt,
+    EngineRecord,
+    Manifest,
+    ModelRecord,
+    PromptSource,
+    Retry,
+    create_manifest,
+    read_manifest,
+    replace_manifest,
+)
+from rollgen.format.rewards import ScorerRecord
 from rollgen.format.schema import MANIFEST_FILE, PLAN_FILE
 from rollgen.format.writer import ShardWriter
 from rollgen.inspect.card import write_card
@@ -180,6 +192,7 @@ def make_hostile(
                     )
                     writer.flush()
             FailureLog(directory, "w0").record(text, 0, 7, "engine", given)
+        write_rewards(directory, "r", lambda row: 1.0, scorer=ScorerRecord(text, text, text, text))
         return directory, text
 
     return make
@@ -191,6 +204,7 @@ COMMANDS: dict[str, Callable[[Path, str], list[object]]] = {
     "inspect --sample": lambda out, prompt_id: ["inspect", out, "--sample", f"{prompt_id}:1"],
     "inspect --at": lambda out, prompt_id: ["inspect", out, "--sample", prompt_id, "--at", 0],
     "inspect --at --json": lambda out, prompt_id: ["inspect", out, "--sample", prompt_id, "--at", 0, "--json"],
+    "inspect --html": lambda out, prompt_id: ["inspect", out, "--html", out.with_name("report.html")],
     "no such sample": lambda out, prompt_id: ["inspect", out, "--sample", f"{prompt_id[:200]}:7"],
     "no such id": lambda out, prompt_id: ["inspect", out, "--sample", prompt_id[:2]],
     "status": lambda out, prompt_id: ["status", out],
@@ -199,13 +213,14 @@ COMMANDS: dict[str, Callable[[Path, str], list[object]]] = {
     "verify --json": lambda out, prompt_id: ["verify", out, "--json"],
     "repair": lambda out, prompt_id: ["repair", out, "--dry-run"],
     "repair --json": lambda out, prompt_id: ["repair", out, "--dry-run", "--json"],
+    "score": lambda out, prompt_id: ["score", out, "--with", "exact_match", "--field", "x", "--name", "r"],
     "compact": lambda out, prompt_id: ["compact", out],
     "not a directory": lambda out, prompt_id: ["status", prompt_id[:60]],
     "not an option": lambda out, prompt_id: ["inspect", out, f"--{prompt_id[:1000]}"],
     "wrong values": lambda out, prompt_id: ["generate", prompt_id[:90], "--top-k", prompt_id, "--out", out],
 }
 """In this order: `compact` changes the dataset."""
-CODES = {"verify": (1,), "repair": (0, 1)}
+CODES = {"verify": (1,), "repair": (0, 1), "score": (4,)}
 """Of commands that find something wrong with it."""
 STYLED = ("inspect", "inspect --sample", "inspect --at", "no such sample", "status", "verify", "repair")
 """Commands that print another way on a terminal."""
@@ -225,6 +240,32 @@ def test_a_hostile_dataset(rollgen: Callable[..., Printed], make_hostile: Callab
             else:
                 check_inert(printed.out, terminal=terminal)
     check_card(out / "README.md", terminal_limit=LONGEST)
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_merge_of_hostile_datasets(
+    rollgen: Callable[..., Printed], make_hostile: Callable, tmp_path: Path, name: str
+) -> None:
+    """What a merge says of the models, what others say of its runs, and its card."""
+    sources = [make_hostile(tmp_path / place, TEXTS[name]) for place in ("one", "other")]
+    other, prompt_id = sources[1]
+    replace_manifest(other, read_manifest(other).model_copy(update={"created_at": "later"}))
+    out = tmp_path / "out"
+    for arguments in (
+        ["merge", *(directory for directory, _ in sources), "--out", out],
+        ["inspect", out],
+        ["inspect", out, "--sample", f"one/{prompt_id}:1"],
+        ["inspect", out, "--sample", f"other/{prompt_id[:200]}:7"],
+        ["inspect", out, "--sample", prompt_id],
+        ["status", out],
+        ["verify", out],
+    ):
+        printed = rollgen(*arguments)
+        assert printed.code in (1 if arguments[0] == "verify" else 0, 2), printed
+        check_inert(printed.out)
+        check_inert(printed.err)
+    if (out / "README.md").exists():  # or the manifest would be larger than a reader takes
+        check_inert((out / "README.md").read_text())
 
 
 def check_card(path: Path, terminal_limit: int) -> None:

@@ -1,0 +1,69 @@
+"""The report: a dataset as one HTML file, with figures and samples, for a browser and without a network.
+
+write_report   measures, reads some samples, and writes the page
+content        all that it says, as JSON, with the figures of `figures` and the samples of `samples`, chosen by `choice`
+page           puts it, plotly.js, `report.js` and `report.css` into one file that can do nothing else
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from rollgen.errors import UsageError
+from rollgen.format.files import new_file
+from rollgen.format.reader import open_dataset
+from rollgen.inspect.curves import curves_of
+from rollgen.inspect.report.content import report_content
+from rollgen.inspect.report.page import read_plotly, render_page
+from rollgen.inspect.stats import stats_of
+
+_SUFFIXES: Final = (".html", ".htm")
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A page that was written."""
+
+    file: str
+    bytes: int
+    shown: int
+    """Samples that can be looked at in it."""
+    samples: int
+    """Samples of the dataset."""
+
+
+def write_report(directory: Path, target: Path) -> Report:
+    """Write the page of the dataset in `directory` to `target`, atomically, in place of a page of that name.
+
+    Raises UsageError for a target that cannot be one and when plotly is not installed, before anything is read;
+    DatasetError when the dataset is missing or damaged.
+    """
+    check_target(target)
+    plotly_js = read_plotly()
+    dataset = open_dataset(directory)
+    stats = stats_of(dataset)
+    content = report_content(dataset, stats, curves_of(dataset, stats))
+    page = render_page(content, plotly_js).encode()
+    temporary = target.with_name(f".tmp-{target.name}-{os.getpid()}")
+    try:
+        with new_file(temporary) as file:
+            file.write(page)
+        os.replace(temporary, target)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise UsageError(f"--html {target}: cannot be written: {error.strerror or error}") from error
+    samples = content["samples"]
+    return Report(str(target), len(page), len(samples["items"]), samples["of"])
+
+
+def check_target(target: Path) -> None:
+    """Raise UsageError for a place where no page can be, or where one would replace something else."""
+    if target.suffix.lower() not in _SUFFIXES:
+        raise UsageError(f"--html {target}: name a file that ends in .html, so that nothing else is replaced")
+    if target.is_dir():
+        raise UsageError(f"--html {target}: is a directory; name a file in it")
+    if not target.parent.is_dir():
+        raise UsageError(f"--html {target}: there is no directory {target.parent}; make it first")

@@ -1,0 +1,30 @@
+"use strict";
+// The page of a dataset, made from the JSON in #content. Its parts, one script in this order:
+//
+//     dom.js      elements and numbers          charts.js   figures and theme
+//     sample.js   one sample, token by token    browser.js  the list of samples, filter, keys
+//     report.js   the page
+//
+// All text is put into text nodes (`make`), whatever it holds: nothing is ever parsed as HTML. Attributes with data in
+// them are labels for screen readers only. Nothing is stored, and nothing is asked of a network.
+
+const content = JSON.parse(document.getElementById("content").textContent);
+const root = document.documentElement;
+
+/** An element with these attributes (listeners under `on`) and children; strings become text, null nothing. */
+function make(tag, attributes = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name === "on") {
+      for (const [event, listener] of Object.entries(value)) node.addEventListener(event, listener);
+    } else if (value !== null && value !== false) {
+      node.setAttribute(name, value === true ? "" : String(value));
+    }
+  }
+  node.append(...children.flat().filter((child) => child !== null));
+  return node;
+}
+
+const count = (number) => number.toLocaleString("en");
+const rounded = (number, digits) => number.toLocaleString("en", { maximumFractionDigits: digits });
+const plural = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;

@@ -1,0 +1,215 @@
+// One sample: its prompt, its response token by token, and the support of the token with the focus or under the mouse.
+
+const samples = content.samples;
+const BANDS = [0.9, 0.7, 0.4, 0.1, 0.01, 0];
+let current = null;
+/** Place of the token that has the focus, or had it last. */
+let focused = 0;
+const detail = make("div", { class: "detail" });
+const panel = make("aside", { class: "panel", "aria-label": "Support of a token" });
+
+const reference = (item) => `${item.run === null ? "" : `${item.run}/`}${item.id}:${item.sample}`;
+
+const probabilityOf = (nats) => Math.exp(-nats / 1000);
+const bandOf = (probability) => BANDS.findIndex((bound) => probability >= bound);
+const percent = (probability) => {
+  const digits = probability >= 0.1 || probability === 0 ? 1 : probability >= 0.001 ? 2 : 4;
+  return `${(100 * probability).toFixed(digits)} %`;
+};
+/** A text with nothing invisible in it: what the table of a support shows. */
+const visible = (text) =>
+  text.replaceAll(" ", "␣").replaceAll("\n", "\\n").replace(/^\p{M}/u, "◌$&").replaceAll(/[\u200c\u200d]/g, "◌");
+
+const tokenText = (item, place) => item.texts[place] ?? samples.names[item.tokens[place]];
+
+function facts(item) {
+  const support = item.support === null ? "not truncated" : `${rounded(item.support, 1)} ids on average`;
+  const rewards = Object.entries(item.rewards).map(([name, value]) => [
+    `Reward ${name}`,
+    value === null ? "not scored" : rounded(value, 4),
+  ]);
+  const told = [
+    ...rewards,
+    ["Finished by", item.reason],
+    ["Tokens", `${count(item.length)}, prompt ${count(item.prompt_length)}`],
+    ["Mean logprob", `${rounded(item.logprob, 3)} nats`],
+    ["Support", support],
+    ...item.facts,
+  ];
+  return make("dl", {}, told.map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value))));
+}
+
+function showSample(item) {
+  focused = 0;
+  const prompt = item.prompt.map(([role, text]) =>
+    make("div", { class: "turn" }, role ? make("div", { class: "role" }, role) : null, make("pre", {}, text)),
+  );
+  const generation = item.generation ? `, generation ${item.generation}` : "";
+  detail.replaceChildren(
+    make("h3", {}, `${reference(item)}${generation}`),
+    facts(item),
+    make("h4", {}, `Prompt, ${plural(item.prompt_length, "token")}`),
+    ...prompt,
+    make("h4", {}, `Response, ${plural(item.length, "token")}`),
+    legend(),
+    responseOf(item),
+    item.metadata === null
+      ? ""
+      : make("details", {}, make("summary", {}, "Metadata"), make("pre", {}, item.metadata)),
+  );
+  showToken(0);
+}
+
+function legend() {
+  const names = BANDS.map((bound, band) => {
+    const upper = band ? BANDS[band - 1] : 1;
+    return make("li", { class: `token b${band}` }, `${100 * bound}-${100 * upper} %`);
+  });
+  return make("ul", { class: "legend", "aria-label": "Colours and underlines of probabilities" }, names);
+}
+
+function responseOf(item) {
+  const tokens = item.tokens.map((_, place) => tokenOf(item, place));
+  if (item.gap) tokens.splice(item.gap[0], 0, gapOf(item));
+  const response = make(
+    "div",
+    {
+      id: "response",
+      class: samples.decoded ? "response" : "response ids",
+      role: "listbox",
+      "aria-label": "Response, token by token: left and right arrows move",
+      "aria-orientation": "horizontal",
+      on: {
+        mouseover: ({ target }) => target.dataset.place && showToken(Number(target.dataset.place)),
+        mouseleave: () => showToken(focused),
+        click: ({ target }) => target.dataset.place && focusToken(Number(target.dataset.place)),
+        focusin: ({ target }) => target.dataset.place && hold(Number(target.dataset.place)),
+        keydown: walk,
+      },
+    },
+    tokens,
+  );
+  return response;
+}
+
+function tokenOf(item, place) {
+  const band = bandOf(probabilityOf(item.nats[place]));
+  const text = tokenText(item, place);
+  const isPart = text === "";
+  return make(
+    "span",
+    {
+      class: `token b${band}${isPart ? " part" : ""}`,
+      role: "option",
+      "aria-selected": "false",
+      tabindex: place === 0 ? 0 : -1,
+      "data-place": place,
+    },
+    isPart ? "·" : text.replaceAll("\n", "↵\n"),
+  );
+}
+
+function gapOf(item) {
+  const command = `rollgen inspect ${content.directory} --sample ${quoted(reference(item))}`;
+  const hidden = `… ${plural(item.gap[1], "token")} not shown here; all: `;
+  return make("p", { class: "gap", role: "presentation" }, hidden, make("code", {}, command));
+}
+
+const quoted = (text) => (/^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);
+const nodeOf = (place) => document.querySelector(`#response [data-place="${place}"]`);
+
+/** A token that has the focus is the one that the panel shows, unless the mouse points at another. */
+function hold(place) {
+  const [before, now] = [nodeOf(focused), nodeOf(place)];
+  before.tabIndex = -1;
+  before.setAttribute("aria-selected", "false");
+  now.tabIndex = 0;
+  now.setAttribute("aria-selected", "true");
+  now.setAttribute("aria-label", describe(place));
+  focused = place;
+  showToken(place);
+}
+
+const focusToken = (place) => nodeOf(place).focus();
+
+function describe(place) {
+  const size = current.sizes[place];
+  const text = tokenText(current, place);
+  return `${text ? visible(text) : "part of a character"}, ${percent(probabilityOf(current.nats[place]))}, ${
+    size ? plural(size, "id") : "not truncated"
+  }`;
+}
+
+function walk(event) {
+  const last = current.tokens.length - 1;
+  const to = { ArrowLeft: focused - 1, ArrowRight: focused + 1, Home: 0, End: last }[event.key];
+  if (to === undefined || event.ctrlKey || event.metaKey || event.altKey) return;
+  event.preventDefault();
+  event.stopPropagation();
+  focusToken(Math.max(0, Math.min(last, to)));
+}
+
+/** The text of the tokens that decode only together with this one; null where it stands for itself. */
+function wholeOf(place) {
+  const isPart = (at) => at < current.tokens.length && tokenText(current, at) === "";
+  let start = place;
+  while (start > 0 && isPart(start)) start -= 1;
+  return isPart(place) || isPart(place + 1) ? tokenText(current, start) : null;
+}
+
+function showToken(place) {
+  const item = current;
+  const number = item.gap && place >= item.gap[0] ? place + item.gap[1] : place;
+  const size = item.sizes[place];
+  const whole = wholeOf(place);
+  panel.replaceChildren(
+    make("h4", {}, `Token ${count(number)} of 0-${count(item.length - 1)}`),
+    make("p", { class: "chosen" }, visible(samples.names[item.tokens[place]])),
+    make(
+      "p",
+      {},
+      make("strong", {}, percent(probabilityOf(item.nats[place]))),
+      ` likely, ${size ? `${plural(size, "id")} in the support` : "not truncated"}`,
+    ),
+    whole === null ? "" : make("p", {}, "A part of ", make("span", { class: "name" }, visible(whole))),
+    size ? supportTable(item, place) : make("p", {}, `Not truncated: any of the ${count(content.vocab_size)} ids.`),
+  );
+}
+
+function supportTable(item, place) {
+  const [start, stop] = [item.starts[place], item.starts[place + 1]];
+  const rows = item.supports.slice(start, stop).map((name, offset) => ({
+    name,
+    isSampled: offset === 0,
+    nats: item.support_nats === null ? (offset ? null : item.nats[place]) : item.support_nats[start + offset],
+  }));
+  if (item.support_nats !== null) rows.sort((one, other) => one.nats - other.nats);
+  const hidden = item.sizes[place] - rows.length;
+  const known = item.support_nats !== null;
+  const unknown = "Of the other ids no probability is stored (--support-logprobs).";
+  return make(
+    "div",
+    {},
+    make(
+      "table",
+      { class: "support" },
+      make("thead", {}, make("tr", {}, ["token", "id", "probability"].map((it) => make("th", { scope: "col" }, it)))),
+      make("tbody", {}, rows.map(supportRow)),
+    ),
+    hidden > 0 ? make("p", { class: "quiet" }, `and ${count(hidden)} more`) : "",
+    known || rows.length < 2 ? "" : make("p", { class: "quiet" }, unknown),
+  );
+}
+
+function supportRow({ name, nats, isSampled }) {
+  const probability = nats === null ? null : probabilityOf(nats);
+  const bar = make("span", { class: "bar" });
+  if (probability !== null) bar.style.width = `${Math.max(1, 100 * probability)}%`;
+  return make(
+    "tr",
+    { class: isSampled ? "sampled" : null },
+    make("td", {}, make("span", { class: "name" }, visible(samples.names[name])), isSampled ? " ◂ sampled" : ""),
+    make("td", { class: "number" }, String(samples.ids[name])),
+    make("td", { class: "number" }, probability === null ? "" : percent(probability), probability === null ? "" : bar),
+  );
+}

@@ -1,0 +1,113 @@
+"""How fast a dataset was made, from its first commit to its last: tokens a second over the time that it took.
+
+A commit's time is the modification time of its shard; its tokens were made since the commit before it of the same
+writer, or since that writer began to sample. Rates of writers that work beside each other add up. Time in which nobody
+sampled, between two attempts or while models loaded, is left out. `speed.py` says which times are believed; there is
+nothing to tell where they are not, or where shards have been rewritten since.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from rollgen.format.commit import WHOLE_NAME
+from rollgen.format.journal import parse_shard_name
+from rollgen.format.replacement import COMPACTOR, REPAIRER
+from rollgen.inspect.speed import Commit, beginnings, is_task, last_start, started_at
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from rollgen.format.reader import StoredDataset
+
+POINTS: Final = 60
+"""Stretches of time that are told apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """Rates over equal stretches of the time in which somebody sampled."""
+
+    seconds: float
+    """Of sampling, pauses left out."""
+    tokens: int
+    """Generated in them."""
+    rates: tuple[float, ...]
+    """Tokens a second: entry i is of the i-th of `len(rates)` equal parts of `seconds`."""
+
+    @property
+    def mean(self) -> float:
+        """Tokens a second over all of it."""
+        return self.tokens / self.seconds
+
+
+def throughput(dataset: StoredDataset) -> Throughput | None:
+    """The history of a dataset's speed; None where times of files do not tell it.
+
+    Raises DatasetError for a time in the manifest that is none.
+    """
+    directory, manifest = dataset.directory, dataset.manifest
+    commits = list(_commits(dataset))
+    rewritten = any(commit.writer in (COMPACTOR, REPAIRER) for commit in commits)
+    if rewritten or last_start(directory, manifest) is None:
+        return None
+    begun = defaultdict(list, {"": [started_at(directory, attempt) for attempt in manifest.attempts]})
+    for writer, time in beginnings(directory):
+        begun[writer].append(time)
+    by_writer = defaultdict(list)
+    for commit in commits:
+        by_writer[WHOLE_NAME if is_task(commit.writer) else commit.writer].append(commit)
+    made = [it for name, those in by_writer.items() for it in _intervals(those, begun.get(name) or begun[""])]
+    return _rates(np.array(made, np.float64)) if made else None
+
+
+def _commits(dataset: StoredDataset) -> Iterator[Commit]:
+    """Of the shards whose journal line is written: a live run's last one comes next time."""
+    for shard in dataset.shards:
+        place = parse_shard_name(shard.name)
+        if shard.line is not None and place is not None:
+            yield Commit(place[0], shard.path.stat().st_mtime, shard.line.tokens)
+
+
+def _intervals(commits: Iterable[Commit], begun: Sequence[float]) -> Iterator[tuple[float, float, int]]:
+    """Start, end and tokens of each commit of one writer, which began to sample at these times."""
+    last = -np.inf
+    for commit in sorted(commits, key=lambda commit: commit.time):
+        start = max((time for time in (last, *begun) if time < commit.time), default=-np.inf)
+        if start > -np.inf:
+            yield start, commit.time, commit.tokens
+        last = commit.time
+
+
+def _rates(made: npt.NDArray[np.float64]) -> Throughput:
+    """Spread the tokens of [N, 3] intervals (start, end, tokens) evenly over each, and put pauses away."""
+    start, end, tokens = made.T
+    starts, ends = _busy(start, end)
+    worked = np.concatenate([[0.0], np.cumsum(ends - starts)])  # seconds of sampling before each busy stretch
+
+    def clock(time: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Seconds of sampling until then; every `time` lies in a busy stretch."""
+        place = np.searchsorted(starts, time, side="right") - 1
+        return worked[place] + time - starts[place]
+
+    began, took = clock(start), end - start
+    seconds = float(worked[-1])
+    edges = np.linspace(0.0, seconds, min(POINTS, max(1, round(seconds))) + 1)
+    share = np.clip((edges[:, None] - began) / took, 0.0, 1.0)  # [edges, N]: made of each interval until then
+    rates = np.diff(share @ tokens) / np.diff(edges)
+    return Throughput(seconds, int(tokens.sum()), tuple(rates.tolist()))
+
+
+def _busy(
+    start: npt.NDArray[np.float64], end: npt.NDArray[np.float64]
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """The union of intervals: where its stretches start, ascending, and where they end."""
+    order = np.argsort(start)
+    first, reach = start[order], np.maximum.accumulate(end[order])
+    opens = np.concatenate([[True], first[1:] > reach[:-1]])
+    return first[opens], reach[np.concatenate([opens[1:], [True]])]

@@ -1,0 +1,106 @@
+"""Figures of rewards: of current samples with the tokens that were scored."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from models.rewards import write_rewards
+from rich.console import Console
+
+from rollgen.errors import DatasetError
+from rollgen.format.reader import open_dataset
+from rollgen.format.rewards import list_parts
+from rollgen.inspect.card import write_card
+from rollgen.inspect.rewards import RewardBar, RewardFigures, RewardStats, reward_stats
+from rollgen.inspect.stats import dataset_stats
+from rollgen.inspect.terminal import render
+
+
+@pytest.fixture
+def dataset(tmp_path: Path, make_extras: Callable[..., Path]) -> Path:
+    """Twelve samples of six prompts in two shards."""
+    return make_extras(tmp_path / "run")
+
+
+def graded(row: dict[str, Any]) -> float | None:
+    """Of prompts 0 and 1 both samples have 1, of 2 and 3 one has 0, of 4 one has nothing, of 5 both have nothing."""
+    prompt, sample = row["prompt_index"], row["sample_index"]
+    if prompt < 2:
+        return 1.0
+    if prompt < 4:
+        return float(sample)
+    return None if prompt == 5 or sample else 0.0
+
+
+def test_figures(dataset: Path) -> None:
+    """Nine rewards: six 1, three 0; mean 2/3, variance 2/3 * 1/3. Equal are prompts 0, 1, and 4 with its only one."""
+    write_rewards(dataset, "correct", graded)
+    write_rewards(dataset, "style", lambda row: {"reward": 0.25, "tone": 1.0})
+    write_rewards(dataset, "vain", lambda row: None)
+    correct, style, vain = reward_stats(open_dataset(dataset))
+    assert correct == RewardStats(
+        name="correct",
+        scorer="scorers:score",
+        scored=9,
+        not_scored=3,
+        figures=RewardFigures(
+            mean=pytest.approx(2 / 3),
+            std=pytest.approx(math.sqrt(2 / 9)),
+            min=0,
+            max=1,
+            prompts=5,
+            equal_prompts=3,
+            bars=(RewardBar(0, 0, 3), RewardBar(1, 1, 6)),
+        ),
+        further=(),
+    )
+    bars = (RewardBar(0.25, 0.25, 12),)
+    assert style.figures == RewardFigures(mean=0.25, std=0, min=0.25, max=0.25, prompts=6, equal_prompts=6, bars=bars)
+    assert style.further == ("tone",)
+    assert (vain.scored, vain.not_scored, vain.figures) == (0, 12, None)
+
+
+def test_tokens_that_changed_do_not_count(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sample was made again."""
+    write_rewards(dataset, "correct", lambda row: 1.0)
+    monkeypatch.setattr("models.rewards.crc_of", lambda ids: 1)
+    write_rewards(dataset, "correct", lambda row: 1.0, only=lambda row: row["prompt_index"] == 0)
+    (correct,) = reward_stats(open_dataset(dataset))
+    assert (correct.scored, correct.not_scored) == (10, 2)
+
+
+def test_what_inspect_shows(dataset: Path) -> None:
+    """A section of the terminal's figures, fitting 80 columns, and of the JSON; nothing without rewards."""
+    assert "Rewards" not in shown(dataset)
+    assert dataset_stats(dataset).to_json()["rewards"] == []
+    write_rewards(dataset, "correct", graded)
+    text = shown(dataset)
+    assert "Rewards" in text
+    assert "correct by scorers:score · 9 scored · 3 not scored" in text
+    assert "mean 0.667 · std 0.471 · 0 to 1 · no gradient 60.0% of prompts" in text
+    (told,) = dataset_stats(dataset).to_json()["rewards"]
+    assert json.loads(json.dumps(told)) == json.loads(json.dumps(asdict(reward_stats(open_dataset(dataset))[0])))
+
+
+def test_a_card_does_not_need_them(dataset: Path) -> None:
+    """It tells nothing of rewards: a damaged file is an error of `rollgen inspect`, not of a run that is over."""
+    write_rewards(dataset, "correct", graded)
+    path = list_parts(dataset, "correct")[0]
+    path.write_bytes(path.read_bytes()[:-1])
+    write_card(dataset)
+    with pytest.raises(DatasetError, match=r"correct-000000\.parquet: damaged"):
+        dataset_stats(dataset)
+
+
+def shown(directory: Path) -> str:
+    console = Console(file=io.StringIO(), width=80)
+    render(dataset_stats(directory), console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()

@@ -1,0 +1,96 @@
+"""The history of a dataset's speed, by the times of its files."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from models.times import set_times
+
+from rollgen.format.manifest import read_manifest, replace_manifest
+from rollgen.format.reader import open_dataset
+from rollgen.inspect.throughput import POINTS, Throughput, throughput
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def history(directory: Path) -> Throughput | None:
+    return throughput(open_dataset(directory))
+
+
+def tokens_of_shards(directory: Path) -> list[int]:
+    return [shard.line.tokens for shard in open_dataset(directory).shards if shard.line is not None]
+
+
+def test_rates_add_up(make_dataset: Callable[..., Any]) -> None:
+    """Commits 10, 30 and 50 seconds after the start: three levels over 50 parts of a second each."""
+    directory, _ = make_dataset(0)
+    set_times(directory, [10, 30, 50])
+    found = history(directory)
+    assert found is not None
+    one, two, three = tokens_of_shards(directory)
+    assert (found.seconds, found.tokens) == (pytest.approx(50), one + two + three)
+    assert found.rates == pytest.approx([one / 10] * 10 + [two / 20] * 20 + [three / 20] * 20)
+    assert found.mean == pytest.approx(found.tokens / 50)
+
+
+def test_parts_are_few(make_dataset: Callable[..., Any]) -> None:
+    """A long run has no more of them, and still all its tokens."""
+    directory, _ = make_dataset(0)
+    set_times(directory, [1000, 5000, 9000])
+    found = history(directory)
+    assert found is not None
+    assert len(found.rates) == POINTS
+    assert np.mean(found.rates) * found.seconds == pytest.approx(found.tokens)
+
+
+def test_pauses_are_left_out(make_dataset: Callable[..., Any]) -> None:
+    """A second attempt begins 1000 seconds after the first, and takes 10 seconds for its shard."""
+    directory, _ = make_dataset(0)
+    manifest = read_manifest(directory)
+    again = manifest.attempts[0].model_copy(update={"started_at": "2026-01-02T03:20:45+00:00"})
+    replace_manifest(directory, manifest.model_copy(update={"attempts": [*manifest.attempts, again]}))
+    set_times(directory, [10, 30, 1010], manifest=1000)
+    found = history(directory)
+    assert found is not None
+    one, two, three = tokens_of_shards(directory)
+    assert found.seconds == pytest.approx(40)
+    assert found.rates == pytest.approx([one / 10] * 10 + [two / 20] * 20 + [three / 10] * 10)
+
+
+def test_writers_beside_each_other(make_dataset: Callable[..., Any], commit: Callable[..., None]) -> None:
+    """What two make at the same time adds up."""
+    directory, completions = make_dataset(0)
+    commit(directory, completions[:4], "w1")  # the same keys again, which is no matter here
+    set_times(directory, [10, 20, 30, 15])
+    found = history(directory)
+    assert found is not None
+    one, two, three, other = tokens_of_shards(directory)
+    beside = [other / 15] * 15 + [0] * 15
+    alone = [one / 10] * 10 + [two / 10] * 10 + [three / 10] * 10
+    assert found.rates == pytest.approx([a + b for a, b in zip(alone, beside, strict=True)])
+
+
+def test_a_copy_tells_nothing(make_dataset: Callable[..., Any]) -> None:
+    """The files were written long after the start that the manifest records."""
+    assert history(make_dataset(0).directory) is None
+
+
+def test_rewritten_shards_tell_nothing(make_dataset: Callable[..., Any]) -> None:
+    """A compaction's shards have its time."""
+    from rollgen.curate.compact import compact
+
+    directory, _ = make_dataset(0)
+    set_times(directory, [10, 30, 50])
+    assert compact(directory).replaced
+    set_times(directory, [60] * len(open_dataset(directory).shards))
+    assert history(directory) is None
+
+
+def test_nothing_is_stored_yet(empty_dataset: Path) -> None:
+    """No commit, no speed."""
+    set_times(empty_dataset, [])
+    assert history(empty_dataset) is None
