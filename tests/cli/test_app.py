@@ -121,7 +121,8 @@ def test_help_has_a_line_for_each_command(rollgen: Callable[..., Outcome], monke
     monkeypatch.setenv("COLUMNS", "80")
     _, _, commands = rollgen("--help").stdout.partition("Commands:\n")
     lines = commands.partition("\n\n")[0].splitlines()
-    assert [line.split()[0] for line in lines] == ["generate", "inspect", "status", "verify", "repair", "compact"]
+    names = "generate inspect status score export verify repair compact merge"
+    assert [line.split()[0] for line in lines] == names.split()
     assert all(line.endswith(".") and not line.endswith("...") for line in lines)
 
 

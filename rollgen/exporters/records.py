@@ -1,0 +1,208 @@
+"""`Records`: the samples of a dataset as an exporter takes them, whole prompt groups in stored order, with advantages.
+
+Nothing is made anew here: row groups are read, verified and decoded as the loader does it, and rows gathered as numpy
+CSR arrays, so that no loop and no Python object is needed for a token. Rewards and advantages are those of all samples
+(16 bytes each); of tokens only one block is in memory, beside the row groups that were read last (256 MB at most).
+
+Of a sample that was made again only the latest generation is there, and a group comes at the place of its first row.
+Rows that cannot be replayed are refused unless they are asked for.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, nullcontext
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from rollgen.errors import UsageError
+from rollgen.format.manifest import Manifest
+from rollgen.format.row_groups import OpenShards, RowGroupCache
+from rollgen.loader.index import open_index, place_of
+from rollgen.loader.order import samples_of, units_of
+from rollgen.loader.rewards import with_rewards
+from rollgen.loader.samples import Samples, gather, offsets_of
+from rollgen.ops import group_advantages
+from rollgen.ops.advantages import AdvantageKind
+
+if TYPE_CHECKING:
+    from rollgen.rollouts import Int32Array, Int64Array
+
+    Float64Array = npt.NDArray[np.float64]
+
+BLOCK_TOKENS: Final = 1 << 18
+"""Prompt and response tokens after which a block ends, once its last group is whole: some 20 MB."""
+LISTS: Final = ("prompt_token_ids", "token_ids", "logprobs", "sampling_mask")
+"""Columns of tokens that every dataset has."""
+SCALARS: Final = (
+    "prompt_id",
+    "sample_index",
+    "generation",
+    "prompt_index",
+    "finish_reason",
+    "stop_reason",
+    "temperature",
+    "top_p",
+    "min_p",
+    "top_k",
+    "max_tokens",
+    "seed",
+    "replayable",
+    "text",
+    "prompt",
+    "metadata",
+)
+"""Columns of one value a row that every dataset has."""
+_NULLABLE: Final = ("stop_reason", "text", "prompt", "metadata")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """B samples: whole groups, one after the other, each in the order of sample_index."""
+
+    samples: Samples
+    """With the columns of SCALARS, and the optional ones that the dataset stores."""
+    group: Int64Array
+    """int64 [B], rising: the number of each sample's prompt, counted from 0 over the whole export."""
+    reward: Float64Array | None
+    """float64 [B]; None when no reward was named."""
+    advantage: Float64Array | None
+    """float64 [B]; None when no reward was named."""
+
+    def __len__(self) -> int:
+        return len(self.group)
+
+
+class Records:
+    """All samples of a dataset, by group.
+
+    `reward` names a stored reward; `advantages` is how they become advantages, a `kind` of `ops.group_advantages`.
+    With `routed_experts` blocks have those of their tokens.
+
+    Raises DatasetError when there is no complete, undamaged dataset, and UsageError when it holds no sample, when it
+    holds samples that cannot be replayed (unless `allow_unreplayable`), when a sample has no such reward, and when the
+    experts that are asked for are not stored.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        reward: str | None = None,
+        advantages: AdvantageKind = "mean",
+        allow_unreplayable: bool = False,
+        routed_experts: bool = False,
+    ) -> None:
+        places = [place_of(path)]
+        index = open_index(places, allow_unreplayable=allow_unreplayable)
+        self._index = with_rewards(index, places, () if reward is None else (reward,))
+        if not len(self._index):
+            raise UsageError(f"{os.fspath(path)}: holds no sample")
+        self._scalars = self._index.scalars(SCALARS)
+        self._routed_experts = routed_experts
+        if routed_experts:
+            self._index.experts()  # or this is refused here, not at the first block
+        self.manifest: Manifest = self._index.datasets[0].manifest
+        units = units_of(self._index, group_by_prompt=True)
+        order = np.argsort(units.home, kind="stable")
+        self._chosen = samples_of(units, order)
+        self.group_sizes: Int64Array = np.diff(units.offsets)[order]
+        """int64 [G], samples of each group."""
+        self._offsets = offsets_of(self.group_sizes)
+        self._group = np.repeat(np.arange(len(self.group_sizes)), self.group_sizes)
+        self._reward = self._advantage = None
+        if reward is not None and self._index.rewards is not None:
+            self._reward = self._index.rewards.values[reward][self._chosen]
+            self._advantage = _advantages(self._reward, self._group, advantages)
+        self.lengths: Int32Array = self._index.tokens[self._chosen]
+        """int32 [S], prompt and response tokens of each sample."""
+        self.filled: Counter[str] = Counter()
+        """By column, of the samples that were handed out so far: how many have a value that says something."""
+
+    def __len__(self) -> int:
+        return len(self._chosen)
+
+    @property
+    def vocab_size(self) -> int:
+        """Of the model that sampled; support ids lie below it."""
+        return self._index.vocab_size
+
+    def fingerprint(self) -> str:
+        """SHA-256 of what is handed out: shards, rows and lengths."""
+        return self._index.fingerprint()
+
+    def blocks(self, groups: int | None = None) -> Iterator[Block]:
+        """Every sample once: `groups` groups a block (the last one may have fewer), or some BLOCK_TOKENS tokens.
+
+        Raises DatasetError for a row group that is damaged.
+        """
+        edges = self._offsets[self._edges(groups)].tolist()
+        with closing(OpenShards()) as shards:
+            row_groups = RowGroupCache(self._loader(shards))
+            for start, stop in pairwise(edges):
+                block = self._block(row_groups, slice(start, stop))
+                self.filled.update(self._filled(block))
+                yield block
+
+    def _edges(self, groups: int | None) -> Int64Array:
+        """Where blocks start and end, counted in groups."""
+        count = len(self.group_sizes)
+        if groups is not None:
+            return np.append(np.arange(0, count, groups), count)
+        before = offsets_of(self.lengths)[self._offsets[:-1]] // BLOCK_TOKENS
+        return np.concatenate([[0], np.flatnonzero(np.diff(before)) + 1, [count]])
+
+    def _loader(self, shards: OpenShards) -> Callable[[int], Samples]:
+        def load(group: int) -> Samples:
+            return self._index.load(
+                group, self._scalars, self._routed_experts, lambda part: nullcontext(shards[part]), shards.drop_copy
+            )
+
+        return load
+
+    def _block(self, row_groups: RowGroupCache[Samples], rows: slice) -> Block:
+        group, row = self._index.locate(self._chosen[rows])
+        sources = {number: row_groups[number] for number in np.unique(group).tolist()}
+        return Block(
+            samples=gather(list(sources.values()), np.searchsorted(list(sources), group), row),
+            group=self._group[rows],
+            reward=None if self._reward is None else self._reward[rows],
+            advantage=None if self._advantage is None else self._advantage[rows],
+        )
+
+    def _filled(self, block: Block) -> dict[str, int]:
+        """By column, how many samples have a value; where one may be off or absent, those in which it is not."""
+        samples, columns = block.samples, block.samples.scalars
+        optional = {name for name, stored in self.manifest.optional_columns.items() if stored}
+        computed = {"reward": block.reward, "advantage": block.advantage}
+        optional |= {name for name, values in computed.items() if values is not None}
+        off = {
+            "sampling_mask": np.diff(samples.mask_offsets) == 0,
+            "generation": columns["generation"] == 0,
+            "top_p": columns["top_p"] == 1,
+            "min_p": columns["min_p"] == 0,
+            "top_k": columns["top_k"] == 0,
+            "replayable": columns["replayable"].astype(np.bool_),
+            **{name: [value is None for value in columns[name].tolist()] for name in _NULLABLE},
+        }
+        counts = dict.fromkeys((*LISTS, *SCALARS, *optional), len(block))
+        return counts | {name: len(block) - int(np.count_nonzero(absent)) for name, absent in off.items()}
+
+
+def take(samples: Samples, rows: Sequence[int] | Int64Array) -> Samples:
+    """These rows of `samples`, in this order, as samples of their own."""
+    chosen = np.asarray(rows, np.int64)
+    return gather([samples], np.zeros_like(chosen), chosen)
+
+
+def _advantages(reward: Float64Array, group: Int64Array, kind: AdvantageKind) -> Float64Array:
+    """float64 [S]; groups are whole here."""
+    advantages: Float64Array = group_advantages(torch.from_numpy(reward), torch.from_numpy(group), kind).numpy()
+    return advantages

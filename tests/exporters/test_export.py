@@ -1,0 +1,153 @@
+"""The frame of every export: what is written beside the data, what is left of one that came to nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+import rollgen
+from rollgen.errors import DatasetError, UsageError
+from rollgen.exporters.export import RECORD_FILE, TRAINERS, make_exporter
+from rollgen.exporters.exporter import Exporter
+from rollgen.exporters.records import LISTS, SCALARS
+from rollgen.format.manifest import read_manifest
+
+DOCS = Path(__file__).parents[2] / "docs" / "export.md"
+COMPUTED = {"reward", "advantage"}
+OPTIONAL = {"support_logprobs", "weight_versions", "routed_experts", "run"}
+
+
+def test_the_record(write_odd: Callable[..., Path], tmp_path: Path) -> None:
+    """export.json: of what it was made and how, what is lost, every file with its size."""
+    directory, out = write_odd(), tmp_path / "out"
+    exported = rollgen.export(directory, "slime", out, reward="correct", advantages="mean_std", prompts_per_step=3)
+    record = json.loads((out / RECORD_FILE).read_text())
+    assert (record["format"], record["version"], record["rollgen_version"]) == (
+        "rollgen-export",
+        1,
+        rollgen.__version__,
+    )
+    assert record["dataset"]["config_digest"] == read_manifest(directory).config_digest
+    assert record["reward"] == {"name": "correct", "advantages": "mean_std"}
+    assert record["options"] == {"routed_experts": False, "prompts_per_step": 3}
+    assert record["written"] == {f"{step}.pt": (out / f"{step}.pt").stat().st_size for step in range(2)}
+    assert (record["samples"], record["prompts"], record["lost"]) == (24, 6, exported.lost)
+    assert record["places"]["sampling_mask"] == "rollout_top_p_token_ids, rollout_top_p_token_offsets"
+    assert exported.files == 2
+    assert exported.bytes == sum(record["written"].values())
+
+
+@pytest.mark.parametrize("to", sorted(TRAINERS))
+def test_every_exporter(to: str) -> None:
+    """Names its version; its places are columns; every option has a description and stands in the documentation."""
+    exporter = make_exporter(to, {})
+    assert isinstance(exporter, Exporter)
+    assert exporter.follows
+    assert exporter.places.keys() <= {*LISTS, *SCALARS, *OPTIONAL, *COMPUTED}
+    text = DOCS.read_text()
+    assert exporter.follows in text
+    for name, field in type(exporter).model_fields.items():
+        assert field.description, name
+        assert f"`{name}`" in text, name
+
+
+def test_an_unknown_trainer() -> None:
+    """Those that there are are named."""
+    with pytest.raises(UsageError, match=r"^--to verlx: not known; choose one of jsonl, miles, prime-rl, "):
+        make_exporter("verlx", {})
+
+
+def test_out_must_not_exist(write_odd: Callable[..., Path], tmp_path: Path) -> None:
+    """Nothing is overwritten or mixed, not even through a link that leads nowhere."""
+    directory = write_odd()
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for name in ("dataset", "link"):
+        with pytest.raises(UsageError, match=r": exists; choose another path, or remove it$"):
+            rollgen.export(directory, "jsonl", tmp_path / name)
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_parents_are_made(write_odd: Callable[..., Path], tmp_path: Path) -> None:
+    """And the directory is as readable as any other."""
+    out = tmp_path / "a" / "b"
+    rollgen.export(write_odd(), "jsonl", out)
+    assert {path.name for path in out.iterdir()} == {"rollouts.jsonl.zst", RECORD_FILE}
+    assert out.stat().st_mode == out.parent.stat().st_mode
+
+
+def test_damage_leaves_nothing(write_odd: Callable[..., Path], tmp_path: Path) -> None:
+    """A damaged row group is found when it is read, in the middle of the export."""
+    directory = write_odd()
+    shard = sorted((directory / "data").iterdir())[0]
+    row_group = pq.read_metadata(shard).row_group(2)
+    logprobs = next(
+        row_group.column(place) for place in range(30) if "logprobs" in row_group.column(place).path_in_schema
+    )
+    content = bytearray(shard.read_bytes())
+    content[logprobs.data_page_offset + logprobs.total_compressed_size - 4] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(DatasetError, match="row group 2"):
+        rollgen.export(directory, "jsonl", tmp_path / "out")
+    assert {path.name for path in tmp_path.iterdir()} == {"dataset"}
+
+
+KILLED = """
+import os, sys, rollgen
+from rollgen.exporters.jsonl import JSONLines
+
+class Stopping(JSONLines):
+    def write(self, records, directory):
+        advice = super().write(records, directory)
+        os.kill(os.getpid(), int(sys.argv[3]))
+        return advice
+
+import rollgen.exporters.jsonl
+rollgen.exporters.jsonl.JSONLines = Stopping
+rollgen.export(sys.argv[1], "jsonl", sys.argv[2])
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=lambda number: number.name)
+def test_an_interrupted_export_is_none(number: signal.Signals, write_odd: Callable[..., Path], tmp_path: Path) -> None:
+    """All data is written when the signal comes: `out` is not there, and what SIGKILL leaves is a temporary name."""
+    directory, out = write_odd(), tmp_path / "out"
+    arguments = [sys.executable, "-c", KILLED, str(directory), str(out), str(int(number))]
+    done = subprocess.run(arguments, capture_output=True, timeout=120, check=False)
+    assert done.returncode in (-number, 1, 130)
+    left = sorted({path.name for path in tmp_path.iterdir()} - {"dataset"})
+    assert [name.startswith(".tmp-out-") for name in left] == [True] * (number == signal.SIGKILL)
+    rollgen.export(directory, "jsonl", out)
+    assert (out / RECORD_FILE).exists()
+    assert os.access(out, os.R_OK)
+
+
+@pytest.fixture
+def full_disk() -> Iterator[None]:
+    """No file can grow beyond 100 bytes; a write that would fails with EFBIG."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    signal.signal(signal.SIGXFSZ, handler)
+
+
+@pytest.mark.usefixtures("full_disk")
+@pytest.mark.parametrize("to", sorted(TRAINERS))
+def test_a_full_disk_leaves_nothing(to: str, write_odd: Callable[..., Path], tmp_path: Path) -> None:
+    """Whatever library writes the files: one line that says so."""
+    directory = write_odd()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    with pytest.raises(DatasetError, match=r"out: cannot be written: .*File too large; nothing is left of it$"):
+        rollgen.export(
+            directory, to, tmp_path / "out", reward="correct", **({"carry_masks": True} if to == "verl" else {})
+        )
+    assert {path.name for path in tmp_path.iterdir()} == {"dataset"}
