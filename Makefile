@@ -1,6 +1,6 @@
 # make demo    everything from nothing: environment, embedded model, real rollouts, a look at them
 # make test    the test suite, with real vLLM in it
-# make check   ruff, mypy --strict, import-linter
+# make check   ruff, mypy --strict, import-linter, docs/cli.md
 # make bench   benchmarks (tests/benchmarks)
 # make soak    fault tests at length: hundreds of kills, a thousand flipped bits (tests/soak); OPTIONS="--kills 1000"
 # make native-gpu   on a CUDA device with vLLM: proof that its sampling masks are exact, and their speed (tests/native);
@@ -59,10 +59,12 @@ check: venv
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python docs/make_cli.py --check
 
 format: venv
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/python docs/make_cli.py
 
 bench: venv model $(BENCH_PACKAGES)
 	$(BIN)/python -m tests.benchmarks

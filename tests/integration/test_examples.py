@@ -1,28 +1,80 @@
-"""The examples as a reader would run them: the embedded model, real vLLM, and a training step on what it sampled."""
+"""The tutorial and the examples as a reader would run them: the embedded model, real vLLM, training on its samples."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from models.pages import REPOSITORY, blocks
 
 pytestmark = pytest.mark.vllm
 
-REPOSITORY = Path(__file__).parents[2]
+TUTORIAL = blocks("docs/tutorial.md")
+PROGRAMS = {"sh": ["bash", "-ec"], "python": [sys.executable, "-c"]}
 
 
 @pytest.fixture(scope="module")
-def sampled(rollgen: Any, smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dataset of 8 prompts whose answer is a number, 2 samples each, in float32."""
-    out = tmp_path_factory.mktemp("sampled") / "out"
-    flags = ["--dtype", "float32", "--temperature", 0.8, "--top-k", 50, "--top-p", 0.9]
-    size = ["--limit", 8, "--n", 2, "--max-tokens", 64, "--max-model-len", 1024]
-    rollgen("generate", REPOSITORY / "examples/prompts.jsonl", "--model", smollm2, "--out", out, *flags, *size)
-    return out
+def place(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory that looks like a clone after `make demo`."""
+    directory = tmp_path_factory.mktemp("clone")
+    (directory / "examples").symlink_to(REPOSITORY / "examples")
+    (directory / ".cache").mkdir()
+    (directory / ".cache/smollm2").symlink_to(smollm2)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def sampled(place: Path) -> Path:
+    """The tutorial's dataset: 8 prompts whose answer is a number, 4 samples each, in float32."""
+    follow(place, "2. Generate")
+    return place / "sums"
+
+
+def follow(place: Path, section: str) -> str:
+    """Run what a section of the tutorial says, in the shell and in Python. Returns what it prints."""
+    steps = [block for block in TUTORIAL if block.section == section and block.language in PROGRAMS]
+    return "".join(run(place, block.language, block.code) for block in steps)
+
+
+def run(place: Path, language: str, code: str) -> str:
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    command = [*PROGRAMS[language], code]
+    done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        ("3. Look", "add-7-5"),
+        ("4. Check", "1.0000"),
+        ("5. Reward", "exact_match"),
+        ("6. Train", "step 0: loss"),
+        ("7. Elsewhere", "32"),
+    ],
+)
+def test_tutorial(sampled: Path, place: Path, section: str, said: str) -> None:
+    """Each section runs as it stands, in order, on what the one before has left."""
+    assert said in follow(place, section)
+
+
+def test_tutorial_trains_on_the_policy_that_sampled(sampled: Path, place: Path) -> None:
+    """In its first step every ratio is 1; the file that it shows is one page."""
+    first = follow(place, "6. Train").splitlines()[0]
+    assert abs(float(first.rpartition(" ")[2]) - 1) < 1e-4
+    assert (place / "sums.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+def test_tutorial_grows_the_dataset(sampled: Path, place: Path) -> None:
+    """The last section's command is accepted, and would make the two further samples of each prompt."""
+    grow = next(block.code for block in TUTORIAL if block.section == "8. More of it")
+    assert "16 samples" in run(place, "sh", grow.rstrip() + " --dry-run")
 
 
 def run_example(name: str, dataset: Path, *arguments: object) -> Any:
@@ -46,7 +98,7 @@ def test_verify_recomputes_what_was_sampled(rollgen: Any, sampled: Path, smollm2
     outcome = json.loads(rollgen("verify", sampled, "--recompute", smollm2, "--json").stdout)
     assert outcome["clean"]
     figures = outcome["recompute"]
-    assert (figures["samples"], figures["same_checkpoint"], figures["problem"]) == (16, True, None)
+    assert (figures["samples"], figures["same_checkpoint"], figures["problem"]) == (32, True, None)
     assert abs(figures["mean_ratio"] - 1) < 1e-5
     assert figures["max_abs_delta_logprob"] < 5e-4
     assert 0.85 < figures["mean_ratio_without_masks"] < 0.97

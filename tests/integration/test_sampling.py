@@ -10,12 +10,11 @@ import math
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import numpy as np
-import polars as pl
 import pyarrow.parquet as pq
 import pytest
 import torch
+from models.readers import READERS, with_the_loader
 from transformers import AutoModelForCausalLM
 
 import rollgen as rg
@@ -128,20 +127,18 @@ def test_rows_carry_what_was_asked(rows: list[Row]) -> None:
     assert any(row["stop_reason"] for row in by_id["forced"])
 
 
-def test_polars_duckdb_and_the_loader_read_the_same(dataset: Path, rows: list[Row]) -> None:
-    """Three more readers, each over nested lists with nulls, agree with pyarrow on ids, logprobs and masks."""
-    columns = ["prompt_id", "sample_index", "token_ids", "logprobs", "sampling_mask"]
-    expected = [{name: row[name] for name in columns} for row in rows]
-    order = "prompt_index, sample_index"
-    polars = pl.read_parquet(dataset / "data/*.parquet").sort(order.split(", ")).select(columns).to_dicts()
-    query = f"SELECT {', '.join(columns)} FROM '{dataset}/data/*.parquet' ORDER BY {order}"
-    duck = duckdb.sql(query).arrow().read_all().to_pylist()
-    assert polars == expected
-    assert duck == expected
+@pytest.mark.parametrize("reader", READERS)
+def test_every_reader_finds_what_the_loader_finds(dataset: Path, reader: str) -> None:
+    """Hugging Face datasets, Polars, DuckDB, pandas and pyarrow on keys, ids, logprobs and masks, nulls among them."""
+    READERS[reader](dataset).assert_equals(with_the_loader(dataset))
+
+
+def test_the_loader_finds_what_pyarrow_finds(dataset: Path, rows: list[Row]) -> None:
+    """Token by token, in Python."""
     ds = rg.RolloutDataset(dataset)
-    assert len(ds) == len(expected)
+    assert len(ds) == len(rows)
     loaded = sorted((ds[index] for index in range(len(ds))), key=lambda r: (r.prompt_id, r.sample_index))
-    for rollout, row in zip(loaded, sorted(expected, key=lambda r: (r["prompt_id"], r["sample_index"])), strict=True):
+    for rollout, row in zip(loaded, sorted(rows, key=lambda r: (r["prompt_id"], r["sample_index"])), strict=True):
         assert rollout.token_ids.tolist() == row["token_ids"]
         assert rollout.logprobs.tolist() == row["logprobs"]
         masks = [rollout.support[t : t + 1].ids.tolist() for t in range(len(rollout.support))]
