@@ -20,7 +20,7 @@ def blocks(page: str) -> list[Block]:
     """Those of a page of the repository, `docs/tutorial.md`."""
     found, section = [], ""
     for heading, language, code in re.findall(
-        r"^## (.*)$|^```(\w+)\n(.*?)^```$", (REPOSITORY / page).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+        r"^## ([^\n]*)$|^```(\w+)\n(.*?)^```$", (REPOSITORY / page).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
     ):
         if heading:
             section = heading

@@ -1,0 +1,206 @@
+"""What is refused before TRL begins to train: what would train on something else than what was stored, in silence.
+
+Every check raises UsageError with one line that says what to change.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from packaging.specifiers import SpecifierSet
+from transformers import PreTrainedModel, TrainerCallback
+
+from rollgen.errors import UsageError
+from rollgen.format.reader import read_row_group
+from rollgen.integrations.groups import Groups
+from rollgen.integrations.trl_rows import messages_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from transformers import TrainerControl, TrainerState, TrainingArguments
+    from trl import GRPOConfig, GRPOTrainer
+
+    from rollgen.loader.index import Index
+    from rollgen.rollouts import Int64Array
+
+IncompleteGroups = Literal["raise", "drop"]
+
+SUPPORTED: Final = SpecifierSet(">=1.13,<1.17")
+"""Versions of TRL whose private methods, those that are overridden, have been read and tested."""
+_REFUSED_SETTINGS: Final = {
+    "use_vllm": "nothing is sampled here",
+    "use_liger_kernel": "supports do not reach its fused loss",
+    "remove_unused_columns": "it would remove the numbers of the samples",
+}
+_REFUSED_ARGUMENTS: Final = ("train_dataset", "rollout_func", "tools", "environment_factory")
+_COLUMNS: Final = ("prompt_length", "response_length", "prompt")
+
+
+def check_version() -> None:
+    """A version of TRL that is known: what is overridden are private methods."""
+    try:
+        found = version("trl")
+    except PackageNotFoundError:
+        raise UsageError("trl is not installed: pip install -e '.[trl]' in the clone of rollgen") from None
+    if found not in SUPPORTED:
+        raise UsageError(
+            f"trl {found}: rollgen overrides private methods of TRL and knows those of {SUPPORTED}: "
+            f"pip install 'trl{SUPPORTED}'"
+        )
+
+
+def check_settings(args: GRPOConfig, options: Mapping[str, Any], *, functions: int, rewards: int) -> None:
+    """Settings and arguments of TRL's trainer, with so many reward functions and stored rewards."""
+    if not functions + rewards:
+        raise UsageError("no reward: give reward_funcs, or rewards=NAME of one that `rollgen score` stored")
+    for name, reason in _REFUSED_SETTINGS.items():
+        if getattr(args, name):
+            raise UsageError(f"GRPOConfig({name}=True): {reason}; leave it out")
+    for name in _REFUSED_ARGUMENTS:
+        if options.get(name) is not None:
+            raise UsageError(f"{name}: prompts and completions are those of `rollouts`; leave it out")
+    if options.get("eval_dataset") is not None and not functions:
+        raise UsageError("eval_dataset: TRL samples its completions, which have no stored reward: give reward_funcs")
+
+
+def check_groups(groups: Groups, args: GRPOConfig, incomplete: IncompleteGroups) -> None:
+    """Every sample in a group, unless those that are in none are to be dropped; and a generation batch of groups."""
+    if len(groups.left_out) and incomplete == "raise":
+        raise UsageError(
+            f"{groups.uneven_prompts:,} prompts have a number of samples that num_generations={args.num_generations} "
+            f"does not divide: {len(groups.left_out):,} samples would never be used; choose a divisor, generate what "
+            'is missing, or pass incomplete_groups="drop"'
+        )
+    wanted = args.generation_batch_size // args.num_generations
+    if len(groups.samples) < wanted:
+        raise UsageError(
+            f"{len(groups.samples):,} groups of num_generations={args.num_generations} samples do not fill a "
+            f"generation batch of {wanted:,}: lower per_device_train_batch_size or steps_per_generation"
+        )
+
+
+def check_samples(index: Index, max_completion_length: int | None) -> bool:
+    """Lengths that TRL can take; reads three columns of every shard. Returns whether all prompts are messages."""
+    found = _survey(index)
+    if found.shortest_prompt == 0:
+        raise UsageError("a prompt is empty: no logits predict the first token of its completions")
+    if max_completion_length is not None and found.longest_response > max_completion_length:
+        raise UsageError(
+            f"a completion has {found.longest_response:,} tokens, more than GRPOConfig(max_completion_length="
+            f"{max_completion_length}): raise it, for nothing is cut"
+        )
+    return found.all_messages
+
+
+class _Survey(NamedTuple):
+    """Of samples that are handed out."""
+
+    shortest_prompt: int
+    longest_response: int
+    all_messages: bool
+    """Whether every prompt was given as messages."""
+
+
+def _survey(index: Index) -> _Survey:
+    found = [_survey_rows(table) for table in _tables(index) if len(table)]
+    return _Survey(
+        min(each.shortest_prompt for each in found),
+        max(each.longest_response for each in found),
+        all(each.all_messages for each in found),
+    )
+
+
+def _survey_rows(table: pa.Table) -> _Survey:
+    prompts = table["prompt"].unique().to_pylist()
+    return _Survey(
+        int(table["prompt_length"].to_numpy().min()),
+        int(table["response_length"].to_numpy().max()),
+        all(messages_of(prompt) is not None for prompt in prompts),
+    )
+
+
+def _tables(index: Index) -> Iterator[pa.Table]:
+    """The rows that are handed out, a row group at a time."""
+    for _, members in groupby(range(len(index.groups)), key=lambda group: int(index.groups[group, 0])):
+        groups = list(members)
+        stored, _ = index.place(groups[0])
+        with stored.part(_COLUMNS).open() as shard:
+            for group in groups:
+                _, number = index.place(group)
+                yield read_row_group(shard, number, _COLUMNS, use_threads=False).take(_handed_out(index, group))
+
+
+def _handed_out(index: Index, group: int) -> Int64Array:
+    """Rows of a row group that are handed out, counted inside it."""
+    start, stop = index.group_offsets[group : group + 2]
+    rows: Int64Array = index.rows[slice(*np.searchsorted(index.rows, [start, stop]))] - start
+    return rows
+
+
+def check_model(trainer: GRPOTrainer, vocab_size: int, *, from_hidden: bool) -> None:
+    """A language model with a logit for each id of a support; with `from_hidden`, of a head that allows that."""
+    from accelerate import DistributedType  # which comes with TRL
+    from accelerate.utils import is_peft_model
+
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    if trainer._is_vlm:
+        raise UsageError("the model takes images too, which rollouts do not have: load its language model alone")
+    width = model.config.get_text_config().vocab_size
+    if width < vocab_size:
+        raise UsageError(
+            f"the model's logits are {width:,} wide, the rollouts were sampled from {vocab_size:,} ids: another model?"
+        )
+    if from_hidden:
+        if trainer.accelerator.distributed_type != DistributedType.NO:
+            raise UsageError("from_hidden: only for one process, which holds the whole head; leave it out")
+        if is_peft_model(model) or trainer.aux_loss_enabled:
+            raise UsageError("from_hidden: not with PEFT or the auxiliary loss of a mixture of experts; leave it out")
+        _check_head(model)
+
+
+@torch.no_grad()
+def _check_head(model: PreTrainedModel) -> None:
+    """Logits that are the head times the last hidden states, by a forward pass of a few tokens."""
+    ids = torch.arange(min(16, model.config.vocab_size), device=model.device).unsqueeze(0)
+    head, was_training = model.get_output_embeddings(), model.training
+    model.eval()
+    hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+    logits = model(input_ids=ids, use_cache=False).logits
+    model.train(was_training)
+    made = F.linear(hidden.to(head.weight.dtype), head.weight, head.bias).to(logits.dtype)
+    tolerance = 4 * torch.finfo(logits.dtype).eps
+    if not torch.allclose(made, logits, rtol=tolerance, atol=tolerance):
+        raise UsageError(
+            f"from_hidden: {model.config.model_type} scales, shifts or caps its logits after the head, which hidden "
+            "states do not show; leave it out"
+        )
+
+
+class WholeBatches(TrainerCallback):  # type: ignore[misc]
+    """Refuses to resume amid the micro-batches that are made of one generation batch, because TRL shuffles these.
+
+    What it had drawn is not in a checkpoint, so that samples would be used twice, and others not at all.
+    """
+
+    def __init__(self, batch_uses: int, updates: int) -> None:
+        """`batch_uses` micro-batches are made of a generation batch; an epoch has `updates` optimiser steps."""
+        self._batch_uses = batch_uses
+        self._updates = updates
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
+        """Raises UsageError; a training that begins is at step 0."""
+        if state.global_step % self._updates * args.gradient_accumulation_steps % self._batch_uses:
+            whole = self._batch_uses // math.gcd(self._batch_uses, args.gradient_accumulation_steps)
+            raise UsageError(
+                f"the checkpoint of step {state.global_step} is amid a generation batch: resume from one after a "
+                f"multiple of {whole} steps of its epoch, and save there (save_steps={whole})"
+            )

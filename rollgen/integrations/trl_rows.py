@@ -1,0 +1,87 @@
+"""Rollouts as the rows of TRL's data sets, which is what reward functions are given, and rewards that are stored.
+
+A row has the prompt, the fields of the prompt's row (`answer`, ...), which TRL hands to reward functions by name, and
+the Rollout itself: every reward function may take `rollouts`, one a completion.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from torch import Tensor
+
+from rollgen.loader.batch import Rollout
+
+Messages = list[dict[str, Any]]
+RewardFunction = Callable[..., list[float | None]]
+
+ROLLOUTS: Final = "rollouts"
+"""The field of a row that is the Rollout."""
+TAKEN: Final = frozenset(
+    f"{ROLLOUTS} prompt prompts completion completions completion_ids image images environment environments tools "
+    "trainer_state log_extra log_metric".split()
+)
+"""Names that mean something to TRL or are arguments of its own. A field of such a name is not handed on: reward
+functions find it in `rollouts[i].metadata`."""
+
+
+def trl_rows(
+    rollouts: Sequence[Rollout], decode: Callable[[Tensor], str], *, conversational: bool
+) -> list[dict[str, Any]]:
+    """A row for each; all have the same fields, None where a prompt's row had none of that name.
+
+    TRL hands a batch to reward functions as messages or as text, by its first prompt. So that this does not depend on
+    the order, `conversational` says whether all prompts of the dataset are messages; if not, `prompt_of` is text.
+    """
+    fields = [json.loads(rollout.metadata or "{}") for rollout in rollouts]
+    names = sorted(set().union(*fields) - TAKEN)
+    return [
+        {"prompt": prompt_of(rollout, decode, conversational=conversational), ROLLOUTS: rollout}
+        | {name: own.get(name) for name in names}
+        for rollout, own in zip(rollouts, fields, strict=True)
+    ]
+
+
+def prompt_of(rollout: Rollout, decode: Callable[[Tensor], str], *, conversational: bool) -> str | Messages:
+    """The messages that were given, or the text; that of the ids where these, or messages among texts, were given."""
+    messages = messages_of(rollout.prompt)
+    if messages is not None and conversational:
+        return messages
+    return decode(rollout.prompt_ids) if rollout.prompt is None or messages is not None else rollout.prompt
+
+
+def messages_of(prompt: str | None) -> Messages | None:
+    """Those that a stored prompt is the JSON text of; None for any other."""
+    if prompt is None or not prompt.startswith("["):
+        return None
+    try:
+        value = json.loads(prompt)
+    except (ValueError, RecursionError):  # text that begins with a bracket
+        return None
+    is_chat = isinstance(value, list) and value and all(isinstance(turn, dict) and "role" in turn for turn in value)
+    return value if is_chat else None
+
+
+def stored_completions(rollouts: Sequence[Rollout], prompts: Sequence[object], trainer: object) -> dict[str, Any]:
+    """With `rollouts` bound, a `rollout_func` of TRL, which takes them for its own; their prompts are `prompts`."""
+    return {
+        "prompt_ids": [rollout.prompt_ids.tolist() for rollout in rollouts],
+        "completion_ids": [rollout.token_ids.tolist() for rollout in rollouts],
+        "logprobs": [rollout.logprobs.tolist() for rollout in rollouts],
+    }
+
+
+def stored_reward(name: str) -> RewardFunction:
+    """A reward function that returns a stored reward; None for completions that TRL sampled, which have none."""
+
+    def reward(
+        completions: Sequence[object], rollouts: Sequence[Rollout] | None = None, **_: object
+    ) -> list[float | None]:
+        if rollouts is None:
+            return [None] * len(completions)
+        return [rollout.rewards[name] for rollout in rollouts]
+
+    reward.__name__ = name  # under which TRL logs it
+    return reward
