@@ -27,7 +27,6 @@ from rollgen.format.manifest import Manifest
 from rollgen.format.row_groups import OpenShards, RowGroupCache
 from rollgen.loader.index import open_index, place_of
 from rollgen.loader.order import samples_of, units_of
-from rollgen.loader.rewards import with_rewards
 from rollgen.loader.samples import Samples, gather, offsets_of
 from rollgen.ops import group_advantages
 from rollgen.ops.advantages import AdvantageKind
@@ -100,9 +99,9 @@ class Records:
         allow_unreplayable: bool = False,
         routed_experts: bool = False,
     ) -> None:
-        places = [place_of(path)]
-        index = open_index(places, allow_unreplayable=allow_unreplayable)
-        self._index = with_rewards(index, places, () if reward is None else (reward,))
+        self._index = open_index(
+            [place_of(path)], allow_unreplayable=allow_unreplayable, rewards=() if reward is None else (reward,)
+        )
         if not len(self._index):
             raise UsageError(f"{os.fspath(path)}: holds no sample")
         self._scalars = self._index.scalars(SCALARS)

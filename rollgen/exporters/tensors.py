@@ -26,8 +26,7 @@ def supports_of(samples: Samples, number: int) -> tuple[torch.Tensor, torch.Tens
     """Those of one sample's T tokens: int32 [nnz], and where each begins, int64 [T + 1]."""
     ids = samples.mask_ids[part(samples.mask_offsets, number)]
     lengths = samples.mask_lengths[part(samples.token_ids.offsets, number)]
-    # A copy: of a view, torch.save would write all of the block that it is a view of.
-    return torch.from_numpy(ids.copy()), torch.from_numpy(offsets_of(lengths))
+    return torch.from_numpy(ids), torch.from_numpy(offsets_of(lengths))
 
 
 def save(content: dict[str, Any], path: Path) -> None:

@@ -120,7 +120,7 @@ class RolloutGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         names = (rewards,) if isinstance(rewards, str) else tuple(rewards)
         check_settings(args, options, functions=len(functions), rewards=len(names))
         self.rollouts = RolloutDataset(rollouts, rewards=names)
-        index = self.rollouts._index
+        index = self.rollouts.index
         groups = group_samples(index.prompt_index, index.sample_index, args.num_generations)
         check_groups(groups, args, incomplete_groups)
         self._conversational = check_samples(index, args.max_completion_length)

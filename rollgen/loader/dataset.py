@@ -26,7 +26,7 @@ from torch.utils.data import Dataset
 from rollgen.format.ragged import Ragged
 from rollgen.format.row_groups import RowGroupCache
 from rollgen.loader.batch import Rollout
-from rollgen.loader.index import open_index, place_of
+from rollgen.loader.index import Index, open_index, place_of
 from rollgen.loader.samples import Experts, Samples, offsets_of
 from rollgen.ops import Support
 from rollgen.remote.cache import MAX_BYTES, open_cache
@@ -94,6 +94,11 @@ class RolloutDataset(Dataset[Rollout]):
         if routed_experts:
             self._index.experts()  # or this is refused here, not at the first sample
         self._row_groups = RowGroupCache(self._load)
+
+    @property
+    def index(self) -> Index:
+        """Prompt, number and length of each sample, without reading any."""
+        return self._index
 
     @property
     def vocab_size(self) -> int:
