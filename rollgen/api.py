@@ -49,8 +49,8 @@ def generate(
     `reporter` takes them. `RunStats.owed` says whether samples are missing, because they failed.
 
     Blocks until everything is made. vLLM starts processes by spawning: a script needs `if __name__ == "__main__"`.
-    In the main thread SIGINT and SIGTERM end the run after committing what is finished, as `Interrupted`. Raises a
-    RollgenError like the command, and UsageError inside a running event loop.
+    In the main thread SIGINT, SIGTERM and SIGHUP end the run after committing what is finished, as `Interrupted`.
+    Raises a RollgenError like the command, and UsageError inside a running event loop.
     """
     _refuse_running_loop()
     return run.generate(
@@ -84,6 +84,8 @@ def merge(
     Raises UsageError for datasets that do not go together and for an `out` that holds something, ResumeRefused while a
     writer of one of them is alive, and DatasetError for damage or a full disk.
     """
+    if isinstance(datasets, str | Path):
+        raise UsageError(f"{datasets}: is one dataset; give a list of two or more")
     for place in (*datasets, out):
         if is_url(place):
             raise UsageError(f"{place}: merge reads and writes directories; copy the dataset, and give the copy")

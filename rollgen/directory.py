@@ -1,6 +1,7 @@
 """The output directory before and between runs: what it holds, whether a run may start there, how it is cleaned.
 
-Only names of the format are ever touched, so a directory that holds anything else is refused, never emptied.
+Only names of the format are ever touched, so a directory that holds anything else is refused, never emptied. What is a
+file in the format is removed as one: a directory in its place is somebody's, and refused.
 """
 
 from __future__ import annotations
@@ -11,21 +12,11 @@ from enum import Enum
 from fnmatch import fnmatch
 from pathlib import Path
 
-from rollgen.errors import UsageError
-from rollgen.format.commit import WriterSlot, start_section
+from rollgen.errors import ResumeRefused, UsageError
+from rollgen.format.commit import WriterSlot, is_locked, start_section
 from rollgen.format.journal import list_shards
-from rollgen.format.layout import OWN_FILES, OWN_PLACES
-from rollgen.format.schema import (
-    DATA_DIR,
-    FAILURES_DIR,
-    JOURNAL_DIR,
-    LOGS_DIR,
-    MANIFEST_FILE,
-    QUARANTINE_DIR,
-    RETIRED_DIR,
-    REWARDS_DIR,
-    TOKENIZER_DIR,
-)
+from rollgen.format.layout import OWN_DIRECTORIES, OWN_FILES, OWN_PLACES
+from rollgen.format.schema import DATA_DIR, JOURNAL_DIR, MANIFEST_FILE, REWARDS_DIR
 
 
 class Holds(Enum):
@@ -39,9 +30,15 @@ class Holds(Enum):
 
 
 def inspect_directory(directory: Path) -> Holds:
-    """Look, and change nothing. Raises UsageError for a path that is not a directory."""
-    if not directory.exists():
+    """Look, and change nothing. Raises UsageError for a path that is not a directory, and cannot become one."""
+    try:
+        directory.stat()
+    except FileNotFoundError:
+        if directory.is_symlink():
+            raise UsageError(f"--out {directory}: is a link to nothing; make what it links to, or remove it") from None
         return Holds.NOTHING
+    except (OSError, ValueError) as error:  # a name that is too long, or has a NUL; a file above; a permission
+        raise UsageError(f"--out {directory}: cannot be a directory: {getattr(error, 'strerror', error)}") from None
     if not directory.is_dir():
         raise UsageError(f"--out {directory}: exists and is not a directory")
     if (directory / MANIFEST_FILE).exists():
@@ -77,17 +74,35 @@ def check_start(directory: Path, holds: Holds, *, resume: bool, clean: bool) -> 
 
 
 def clean_directory(directory: Path) -> None:
-    """Remove a run's own files and no others. The caller holds the writer's slot, whose lock file stays."""
+    """Remove a run's own files and no others. The caller holds the writer's slot, whose lock file stays.
+
+    Raises, having removed nothing, as `check_clean` does.
+    """
+    check_clean(directory)
     for pattern in OWN_FILES:
-        for path in directory.glob(pattern):
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
-    for name in (QUARANTINE_DIR, RETIRED_DIR, FAILURES_DIR, TOKENIZER_DIR, LOGS_DIR, REWARDS_DIR):
+        for path in _files(directory, pattern):
+            path.unlink()
+    for name in OWN_DIRECTORIES:
         emptied = directory / name
         if emptied.is_dir() and not any(emptied.iterdir()):
             emptied.rmdir()
+
+
+def check_clean(directory: Path) -> None:
+    """Raise ResumeRefused while somebody scores what is there, and UsageError for a directory in a file's place."""
+    for lock in (directory / REWARDS_DIR).glob("*.lock"):
+        if is_locked(lock):
+            raise ResumeRefused(f"{lock}: `rollgen score` is at work there; wait for it, or stop it")
+    for pattern in OWN_FILES:
+        for path in _files(directory, pattern):
+            if path.is_dir() and not path.is_symlink():
+                raise UsageError(f"{path}: is a directory, where a run has a file; move it out of there")
+
+
+def _files(directory: Path, pattern: str) -> list[Path]:
+    """What has a name of this pattern, but for the directories that runs make."""
+    made = {directory / name for name in OWN_DIRECTORIES}
+    return [path for path in directory.glob(pattern) if path not in made]
 
 
 def remove_frame(slot: WriterSlot) -> None:

@@ -13,8 +13,8 @@
     │   └── IncompleteSupport   exit 1   a tie may reach past the logprobs returned: ask again for more of them
     └── TooManyFailures         exit 1   more samples failed than the run was told to accept
 
-A run that finishes but leaves samples unmade exits 3, an interrupted one 130 (SIGINT) or 143 (SIGTERM): these are
-outcomes, not errors. The message is one line: what is wrong, where (FILE:LINE when there is one) and what to do.
+A run that finishes but leaves samples unmade exits 3, an interrupted one 130 (SIGINT), 143 (SIGTERM) or 129 (SIGHUP):
+these are outcomes, not errors. The message is one line: what is wrong, where (FILE:LINE when there is one), what to do.
 Adding a class: pick the exit code by what the user has to do next, and draw it above.
 """
 
@@ -80,5 +80,5 @@ class TooManyFailures(RollgenError):
 EXIT_CODES_HELP = (
     "Exit codes: 0 done · 1 failed, or (verify, repair) something is wrong · 2 usage, bad input or a model that "
     "cannot be had (before any model loads) · 3 done, but some samples failed · 4 resume refused, or another run is "
-    "writing there · 130/143 interrupted, finished samples committed."
+    "writing there · 129/130/143 interrupted, finished samples committed."
 )

@@ -227,14 +227,17 @@ def write_dataset(
     support_logprobs: bool = False,
     extras: bool = False,
     said: Mapping[str, Any] | None = None,
+    planned: Mapping[str, Any] | None = None,
     **changes: Any,
 ) -> Path:
     """A finished dataset of `shards * prompts * n` samples.
 
-    `changes` go to `random_completion`, `said` into its manifest.
+    `changes` go to `random_completion`, `said` into its manifest, `planned` into each row of its plan.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    plan = write_plan(directory / PLAN_FILE, [random_prompt(index, n=n) for index in range(shards * prompts)])
+    asked: dict[str, Any] = {"sampling": UNTRUNCATED} if changes.get("full") else {}
+    asked |= planned or {}
+    plan = write_plan(directory / PLAN_FILE, [random_prompt(index, n=n, **asked) for index in range(shards * prompts)])
     stored = {"support_logprobs": support_logprobs, "extras": extras}
     manifest = some_manifest(**stored, plan_sha256=file_sha256(plan), **(said or {}))
     assert create_manifest(directory, manifest)

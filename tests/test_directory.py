@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from rollgen.directory import Holds, check_start, clean_directory, inspect_directory, remove_frame
-from rollgen.errors import UsageError
+from rollgen.errors import ResumeRefused, UsageError
 from rollgen.format.commit import Part, WriterSlot
 from rollgen.format.layout import CARD_FILE
+from rollgen.format.reward_writer import RewardWriter
 
 OWN = ("rollgen.json", "plan.parquet", "data", "journal", "failures", "rewards", "tokenizer", "quarantine", CARD_FILE)
 
@@ -65,6 +66,23 @@ def test_nothing_is_there(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("link", "is a link to nothing"),
+        ("a\0b", "cannot be a directory: embedded null"),
+        ("x" * 300, "cannot be a directory: File name too long"),
+        ("file/out", "cannot be a directory: Not a directory"),
+    ],
+)
+def test_what_cannot_be_a_directory(tmp_path: Path, name: str, expected: str) -> None:
+    """It is told before anything is made."""
+    (tmp_path / "link").symlink_to(tmp_path / "nothing")
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=f"--out .*: {expected}"):
+        inspect_directory(tmp_path / name)
+
+
 def test_a_file_is_no_directory(tmp_path: Path) -> None:
     """The flag and the path are named."""
     path = lay_out(tmp_path, "out") / "out"
@@ -114,7 +132,8 @@ def test_clean_removes_the_run_and_nothing_else(tmp_path: Path, make_dataset: Ca
     lay_out(
         directory,
         "failures/w0.jsonl",
-        "tokenizer/a/b",
+        "tokenizer/tokenizer.json",
+        "tokenizer/additional_chat_templates/tools.jinja",
         "retry-1.parquet",
         "quarantine/part-w0-000009.parquet",
         "retired/part-w0-000008.parquet",
@@ -131,6 +150,29 @@ def test_clean_removes_the_run_and_nothing_else(tmp_path: Path, make_dataset: Ca
         clean_directory(directory)
     left = sorted(str(path.relative_to(directory)) for path in directory.rglob("*"))
     assert left == ["data", "data/mine.txt", "journal", "journal/start-section.lock", "journal/w0.lock", "notes.txt"]
+
+
+@pytest.mark.parametrize("name", ["tokenizer/notes/", "data/part-mine.parquet/", "rollgen.json/"])
+def test_a_directory_in_a_files_place(tmp_path: Path, name: str) -> None:
+    """It is somebody's: nothing of the run is removed."""
+    directory = lay_out(tmp_path / "out", "plan.parquet", name, f"{name}mine.txt")
+    with pytest.raises(UsageError, match=f"{name[:-1]}: is a directory, where a run has a file"):
+        clean_directory(directory)
+    assert (directory / "plan.parquet").exists()
+    assert (directory / name / "mine.txt").exists()
+
+
+def test_clean_while_somebody_scores(tmp_path: Path, make_dataset: Callable[..., Path]) -> None:
+    """What is scored stays, and so do the rewards that there are."""
+    directory = make_dataset(tmp_path / "out")
+    with (
+        RewardWriter(directory, "correct", "digest"),
+        pytest.raises(ResumeRefused, match=r"correct\.lock: `rollgen score` is at work there"),
+    ):
+        clean_directory(directory)
+    assert inspect_directory(directory) is Holds.RUN
+    clean_directory(directory)
+    assert not (directory / "rewards").exists()
 
 
 def test_clean_of_half_a_run(tmp_path: Path) -> None:

@@ -54,16 +54,24 @@ def _root(
 
 
 class _Terminated(KeyboardInterrupt):
-    """SIGTERM, which ends a command as Ctrl-C does: with one line, and everything is left in order."""
+    """SIGTERM or SIGHUP, which end a command as Ctrl-C does: with one line, and everything is left in order."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
-    raise _Terminated
+    if number == signal.SIGHUP:  # of a terminal that goes it comes twice, from the kernel and from the shell
+        signal.signal(number, signal.SIG_IGN)
+    raise _Terminated(number)
 
 
 def main() -> None:
     """Console entry point: run the command and exit with the code that `errors.py` documents."""
     signal.signal(signal.SIGTERM, _terminate)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as `nohup` has it
+        signal.signal(signal.SIGHUP, _terminate)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal that is not UTF-8 gets escapes, not a traceback
@@ -73,15 +81,16 @@ def main() -> None:
         # What `app()` does, but for its own ways with broken pipes and Ctrl-C.
         with command.make_context("rollgen", [*arguments] or ["--help"]) as context:
             code = command.invoke(context)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # it may have been closed before Python started
+            sys.stdout.flush()
     except typer.Exit as stop:
         code = stop.exit_code if arguments else UsageError.exit_code  # nothing was asked: that shows help too
     except TyperException as error:
         code = _fail(error.format_message() if hasattr(error, "format_message") else str(error), 2)
     except RollgenError as error:
         code = _fail(str(error), error.exit_code)
-    except _Terminated:
-        code = _fail("interrupted", 128 + signal.SIGTERM)
+    except _Terminated as stop:
+        code = _fail("interrupted", 128 + stop.number)
     except KeyboardInterrupt:
         code = _fail("interrupted", 128 + signal.SIGINT)
     except BrokenPipeError:

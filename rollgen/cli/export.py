@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
@@ -12,6 +12,10 @@ from rollgen.errors import UsageError
 
 if TYPE_CHECKING:
     from rollgen.exporters.export import Exported
+
+_FLAGS: Final = ("to", "out", "reward", "advantages", "allow_unreplayable", "allow_incomplete")
+_OWN: Final = {"directory": "DIR", **{name: f"--{name.replace('_', '-')}" for name in _FLAGS}}
+"""Arguments of `rollgen.export` that are no settings of an exporter, as the command has them."""
 
 
 def export(
@@ -53,6 +57,10 @@ def export(
             "--allow-unreplayable", help="Take samples with penalties or biases too: their ratios will be off."
         ),
     ] = False,
+    allow_incomplete: Annotated[
+        bool,
+        typer.Option("--allow-incomplete", help="Make advantages of groups of which some samples are yet to be made."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> int:
     """Write a dataset as the files that a trainer loads.
@@ -72,6 +80,7 @@ def export(
         reward=reward,
         advantages=advantages,
         allow_unreplayable=allow_unreplayable,
+        allow_incomplete=allow_incomplete,
         **_parse_options(option or []),
     )
     typer.echo(json.dumps(asdict(done)) if as_json else _describe(done, out))
@@ -85,6 +94,8 @@ def _parse_options(pairs: list[str]) -> dict[str, Any]:
         name, separator, value = pair.partition("=")
         if not separator or not name.isidentifier():
             raise UsageError(f"--option {pair}: not KEY=VALUE")
+        if name in _OWN:
+            raise UsageError(f"--option {name}: not a setting of the trainer's export; use {_OWN[name]}")
         if name in options:
             raise UsageError(f"--option {name}: given twice")
         options[name] = value
@@ -102,5 +113,11 @@ def _describe(done: Exported, out: Path) -> str:
         f"{plain(str(out))}: {counted(done.samples, 'sample')} of {counted(done.prompts, 'prompt')}, "
         f"{counted(done.tokens, 'token')}, {written}, for {done.trainer} ({done.follows})"
     ]
-    lines += [f"lost: {name} of {counted(count, 'sample')}" for name, count in done.lost.items()]
+    if done.owed:
+        lines.append(
+            f"owed: {counted(done.owed, 'sample')} of the plan, not stored; `rollgen generate --resume` makes them"
+        )
+    for count in sorted(set(done.lost.values()), reverse=True):
+        names = ", ".join(name for name, samples in done.lost.items() if samples == count)
+        lines.append(f"lost of {counted(count, 'sample')}: {names}")
     return "\n".join([*lines, *map(plain, done.advice)])

@@ -70,7 +70,7 @@ def _inspect_dataset(directory: Path, *, as_json: bool) -> int:
     stats = stats_of(dataset)
     curves = curves_of(dataset, stats)
     if as_json:
-        typer.echo(json.dumps(stats.to_json() | {"curves": curves.to_json()}, indent=2))
+        typer.echo(json.dumps(stats.to_json() | {"curves": curves.to_json()}, indent=2, allow_nan=False))
     else:
         render(stats, Console(), curves)
     return 0
@@ -104,7 +104,7 @@ def _inspect_sample(directory: Path, reference: str, at: int | None, *, as_json:
 
     sample = read_sample(directory, reference)
     if as_json:
-        typer.echo(json.dumps(sample.to_json(at), indent=2))
+        typer.echo(json.dumps(sample.to_json(at), indent=2, allow_nan=False))
     else:
         render_sample(sample, Console(highlight=False), at)
     return 0

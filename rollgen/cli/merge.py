@@ -97,9 +97,10 @@ def _describe(merged: Merged, out: str, *, dry_run: bool) -> str:
     for each in merged.runs:
         left = f", superseded rows left out: {each.superseded:,}" if each.superseded else ""
         owed = f", owed: {each.owed:,}" if each.owed else ""
+        lost = f", lost since it was merged before: {each.lost:,}" if each.lost else ""
         lines.append(
             f"{brief(each.name)}: {counted(each.samples, 'sample')}, {counted(each.tokens, 'token')} of "
-            f"{brief(shorten(each.model, _NAME))}{left}{owed}"
+            f"{brief(shorten(each.model, _NAME))}{left}{owed}{lost}"
         )
     size = "" if merged.bytes is None else f", {filesize.decimal(merged.bytes)}"
     total = f"{counted(merged.samples, 'sample')}, {counted(merged.tokens, 'generated token')}"
@@ -113,5 +114,6 @@ def _describe(merged: Merged, out: str, *, dry_run: bool) -> str:
         lines.append(f"rewards not carried over, which not all have by the same scorer: {left}")
     if merged.owed:
         lines.append(f"samples that the runs still owed, and nobody owes any more: {merged.owed:,}")
+    lines += map(brief, merged.notes)
     lines.append("not copied: plans, retry lists, failures and logs; they stay with the runs")
     return "\n".join(lines)

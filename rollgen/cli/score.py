@@ -120,14 +120,16 @@ def _scoring() -> Iterator[Progress]:
 
 def _describe(done: Scored, directory: Path) -> str:
     from rollgen.inert import brief
-    from rollgen.inspect.terminal import counted, number
+    from rollgen.inspect.terminal import counted, significant
 
     before = f", {done.kept:,} had a reward" if done.kept else ""
-    mean = "" if done.mean is None else f"; mean reward {number(done.mean)}"
+    mean = "" if done.mean is None else f"; mean reward {significant(done.mean)}"
     lines = [f"{done.name} by {done.scorer}: {counted(done.scored, 'sample')} scored{before}{mean}"]
     if done.failed:
         lines.append(f"could not be scored: {done.failed:,}; the same command tries them again")
-        lines += [f"  {each.prompt_id}:{each.sample_index}: {each.error}" for each in done.errors]
+        lines += [
+            f"  {each.samples:,} x {each.error} (first {each.prompt_id}:{each.sample_index})" for each in done.errors
+        ]
     if not done.in_force:
         lines.append("the rewards from before stay in force until every sample has a new one")
     if not done.failed:

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from functools import cache
+from itertools import islice
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
+from rollgen.errors import UsageError
 from rollgen.inert import Discretion, brief
+from rollgen.rollouts import LARGEST_REWARD
 
 if TYPE_CHECKING:
     from rollgen.rollouts import Int32Array
@@ -73,24 +75,31 @@ class Score(NamedTuple):
     """What became of one answer."""
 
     values: dict[str, float] | None
-    """With "reward", all finite; None when it could not be scored."""
+    """With "reward", all finite and at most LARGEST_REWARD; None when it could not be scored."""
     error: str | None = None
     """Why not, on one line, fit to be stored in a dataset."""
 
 
-@cache
-def _discretion() -> Discretion:
-    return Discretion()
-
-
 def failed(reason: str) -> Score:
     """One that has no reward, and why."""
-    return Score(None, _discretion()(brief(reason)))
+    return Score(None, discreet(reason))
+
+
+def discreet(reason: str) -> str:
+    """As it may be stored: on one line, brief, without what only this process knows, secrets of its environment now.
+
+    Secrets go first: one that is cut in two is not found any more.
+    """
+    return brief(Discretion()(reason))
 
 
 def told(error: BaseException) -> str:
     """Its type and what it says."""
-    return f"{type(error).__name__}: {error}"
+    try:
+        said = str(error)
+    except Exception as another:  # noqa: BLE001  whoever wrote it may have made a mistake there too
+        said = f"(what it says cannot be told: {type(another).__name__})"
+    return f"{type(error).__name__}: {said}"
 
 
 def as_answers(rows: Iterable[StoredAnswer]) -> list[Answer]:
@@ -117,17 +126,29 @@ def as_answers(rows: Iterable[StoredAnswer]) -> list[Answer]:
     ]
 
 
-def as_scores(results: object, count: int) -> list[Score]:
-    """What a scoring function returned for `count` answers.
+def listed(results: object, count: int) -> object:
+    """Results that have an order as a list, of one more than `count` at most, because they may have no end.
 
-    Raises ValueError when the results cannot be told apart: then nothing is known of any answer.
+    Anything else as it is. Raises what a generator raises.
     """
-    if isinstance(results, str | bytes | Mapping) or not isinstance(results, Iterable):
-        raise ValueError(f"the function returned {_kind(results)}, not a list of results")
-    listed = list(results)
-    if len(listed) != count:
-        raise ValueError(f"the function returned {len(listed)} results for {count} answers")
-    return [_as_score(result) for result in listed]
+    if isinstance(results, str | bytes | bytearray | Mapping | Set) or not isinstance(results, Iterable):
+        return results
+    return list(islice(results, count + 1))
+
+
+def as_scores(results: object, count: int) -> list[Score]:
+    """What a scoring function returned, `listed`, for `count` answers.
+
+    Raises UsageError when that is not one for each: nothing is known of any answer then, and it is no answer's fault.
+    """
+    if not isinstance(results, list):
+        raise UsageError(
+            f"the function returned {_kind(results)}, not a list of results; it is given a list of answers"
+        )
+    if len(results) != count:
+        many = f"more than {count}" if len(results) > count else str(len(results))
+        raise UsageError(f"the function returned {many} results for {count} answers; it must return one for each")
+    return [_as_score(result) for result in results]
 
 
 def _as_score(result: object) -> Score:
@@ -136,14 +157,20 @@ def _as_score(result: object) -> Score:
     values: Mapping[Any, Any] = result if isinstance(result, Mapping) else {REWARD: result}
     if REWARD not in values:
         return failed(f'the function returned a mapping without "{REWARD}"')
+    numbers = {}
     for name, value in values.items():
         if not isinstance(name, str):
             return failed(f"the function returned a mapping with {_kind(name)} as a name")
-        if not isinstance(value, Real):
+        number = value.item() if getattr(value, "shape", None) == () else value  # of NumPy, torch and their like
+        if not isinstance(number, Real):
             return failed(f"the function returned {_kind(value)} for {name!r}, not a number")
-        if not math.isfinite(value):
-            return failed(f"the function returned {value} for {name!r}, not a finite number")
-    return Score({name: float(value) for name, value in values.items()})
+        size: Any = abs(number)
+        if not size < math.inf:
+            return failed(f"the function returned {number} for {name!r}, not a finite number")
+        if not size <= LARGEST_REWARD:  # also for whole numbers that are beyond float64
+            return failed(f"the function returned a number for {name!r} that float32 cannot hold: beyond 3.4e38")
+        numbers[str(name)] = float(number)
+    return Score(numbers)
 
 
 def _kind(value: object) -> str:

@@ -8,6 +8,7 @@ of a new shard lie near each other in the old ones. A merge deals the same way. 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
@@ -56,6 +57,8 @@ class Index:
     """Of each row group, the number of its shard and its own number there."""
     starts: Int64Array
     """int64 [row groups + 1], the first row of each row group."""
+    sizes: Int64Array
+    """int64 [row groups], bytes, decompressed."""
 
     @classmethod
     def joined(cls, parts: Sequence[Index]) -> Index:
@@ -73,12 +76,22 @@ class Index:
             Rows(*map(np.concatenate, zip(*(part.rows for part in parts), strict=True))),
             tuple(row_groups),
             np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]),
+            np.concatenate([part.sizes for part in parts]),
         )
 
     def shard_of(self, rows: npt.ArrayLike) -> Int64Array:
         """int64, the number of the shard of each of these rows."""
         owners = np.array([shard for shard, _ in self.row_groups], np.int64)
         return owners[self._row_group_of(rows)]
+
+    def windows(self, rows: Int64Array, max_bytes: int) -> Iterator[Int64Array]:
+        """These rows, in this order, in stretches of one size, about so many bytes: rows of a row group count alike."""
+        of_a_row = self.sizes / np.maximum(np.diff(self.starts), 1)
+        sizes = np.ceil(of_a_row[self._row_group_of(rows)]).astype(np.int64)
+        total, start = int(sizes.sum()), 0
+        for end in _ends(sizes, math.ceil(total / max(1, round(total / max_bytes)))):
+            yield rows[start:end]
+            start = end
 
     def runs(self, rows: Int64Array) -> Iterator[Run]:
         """These rows, in this order, as runs that are as long as possible."""
@@ -111,7 +124,7 @@ def read_index(shards: Sequence[StoredShard], optional: Mapping[str, bool]) -> I
     damaged, without a journal line, with other `optional` columns than the manifest says, or columns of a later MINOR.
     """
     columns = [_columns(shard_schema(support_logprobs=False).empty_table().select(Rows._fields))]
-    row_groups, sizes, engines = [], [], []
+    row_groups, sizes, decoded, engines = [], [], [], []
     for number, stored in enumerate(shards):
         with stored.open() as shard:
             _check(stored, shard, optional)
@@ -119,9 +132,10 @@ def read_index(shards: Sequence[StoredShard], optional: Mapping[str, bool]) -> I
             engines.append(shard.file.metadata.metadata[FOOTER_ENGINE])
             row_groups += [(number, group) for group in range(len(shard.row_group_rows))]
             sizes += shard.row_group_rows
+            decoded += [_decoded_bytes(shard, group) for group in range(len(shard.row_group_rows))]
     starts = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
     rows = Rows(*map(np.concatenate, zip(*columns, strict=True)))
-    return Index(tuple(shards), tuple(engines), rows, tuple(row_groups), starts)
+    return Index(tuple(shards), tuple(engines), rows, tuple(row_groups), starts, np.array(decoded, np.int64))
 
 
 def plan_layout(index: Index, *, shard_tokens: int, planned: bool) -> Layout:
@@ -144,10 +158,15 @@ def _columns(table: pa.Table) -> Rows:
     return Rows(*(column.to_numpy() for column in table.columns))
 
 
+def _decoded_bytes(shard: ShardReader, group: int) -> int:
+    chunks = shard.parquet.groups[group]
+    return sum(chunks.chunk(leaf).uncompressed for leaf in range(chunks.columns))
+
+
 def _check(stored: StoredShard, shard: ShardReader, optional: Mapping[str, bool]) -> None:
     if stored.line is None:
         raise DatasetError(
-            f"{stored.path}: has no journal line: its writer was interrupted; run `rollgen generate --resume` first"
+            f"{stored.path}: has no journal line: its writer was interrupted; `rollgen repair` verifies it and adds one"
         )
     if unknown := sorted(shard.stored - set(shard.schema.names)):
         raise DatasetError(f"{stored.path}: has columns that this version does not know: {unknown[0]}; upgrade rollgen")

@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, Self
 
 import pyarrow as pa
@@ -40,7 +40,7 @@ TIMEOUT_SECONDS: Final = 600.0
 MAX_FURTHER: Final = 64
 """Further values that a scorer may give over all answers: each is a column."""
 ERRORS: Final = 5
-"""Of those that could not be scored, so many are told."""
+"""So many different ones are told."""
 
 Progress = Callable[[int, int], None]
 """Called with the samples that are scored, and with all that were to be, as far as is known."""
@@ -48,11 +48,13 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class ScoreError:
-    """A sample that could not be scored."""
+    """Samples that could not be scored for the same reason."""
 
     prompt_id: str
+    """Of the first of them."""
     sample_index: int
     error: str
+    samples: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ class Scored:
     in_force: bool
     """False for a rescoring that is not complete: readers still get the rewards before it."""
     errors: tuple[ScoreError, ...]
-    """The first few."""
+    """The first few different ones."""
 
 
 def score(
@@ -100,12 +102,13 @@ def score(
 
     `rescore` makes all rewards again, also by another scorer. Without it, rewards that another scorer, or another
     version of its source file, made under this name raise ResumeRefused; so does another process that is scoring under
-    this name. Raises UsageError for a scorer that cannot be imported, and DatasetError for damage.
+    this name, and a source file that changes meanwhile. Raises UsageError for a scorer that cannot be imported,
+    DatasetError for damage, and RollgenError when its processes come to nothing. What was scored before is committed.
     """
     if is_url(directory):
         raise UsageError(f"{directory}: is in object storage; score a copy of it, which is a dataset too")
-    if batch_size < 1 or not timeout > 0 or (processes is not None and processes < 1):
-        raise UsageError("processes and batch_size must be 1 or more, timeout above 0")
+    _check_texts(name=name, field=field, extract=extract)
+    _check_numbers(processes, batch_size, timeout)
     found = find_scorer(scorer, field=field, extract=extract)
     name = found.name if name is None else name
     if not is_name(name):
@@ -135,8 +138,22 @@ def score(
         failed=store.failed,
         mean=(tally.total + store.total) / rewarded if rewarded else None,
         in_force=complete or not scoring.replaces,
-        errors=tuple(store.errors),
+        errors=tuple(store.errors.values()),
     )
+
+
+def _check_texts(**options: object) -> None:
+    for option, value in options.items():
+        if not isinstance(value, str | None):
+            raise UsageError(f"{option} must be a text, not of type {type(value).__name__}")
+
+
+def _check_numbers(processes: object, batch_size: object, timeout: object) -> None:
+    counts = (batch_size, 1 if processes is None else processes)
+    if not all(isinstance(count, int) and count >= 1 for count in counts):
+        raise UsageError("processes and batch_size must be whole numbers of 1 or more")
+    if not isinstance(timeout, int | float) or not timeout > 0:
+        raise UsageError("timeout must be a number of seconds above 0")
 
 
 class _Row(NamedTuple):
@@ -207,7 +224,7 @@ class _Store:
         self.failed = 0
         self.total = 0.0
         """Sum of the rewards."""
-        self.errors: list[ScoreError] = []
+        self.errors: dict[str, ScoreError] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -241,6 +258,10 @@ class _Store:
 
     def _checked(self, score: Score) -> Score:
         """A score whose values can all be columns, or what is wrong with it."""
+        if score.values is None:
+            return failed(
+                score.error or ""
+            )  # without secrets of this process, too: the function may have hidden its own
         further = set(score.values or ()) - {REWARD}
         for name in further - self._columns:
             if not is_column(name):
@@ -256,8 +277,11 @@ class _Store:
             self.total += score.values[REWARD]
             return
         self.failed += 1
-        if len(self.errors) < ERRORS:
-            self.errors.append(ScoreError(answer.prompt_id, answer.sample_index, score.error or ""))
+        error = score.error or ""
+        if error in self.errors:
+            self.errors[error] = replace(self.errors[error], samples=self.errors[error].samples + 1)
+        elif len(self.errors) < ERRORS:
+            self.errors[error] = ScoreError(answer.prompt_id, answer.sample_index, error)
 
 
 def _table(scored: Sequence[tuple[_Row, Score]], columns: Sequence[str]) -> pa.Table:

@@ -4,8 +4,11 @@
                   in it last: its first group, if it has one. Blanks around either do not count
     regex         1 where the regular expression in the metadata's `field` matches somewhere in the text, else 0
 
+What a built-in one means never changes: another meaning gets another name.
+
 A function of a module is code of whoever gives its name: it is imported, and may do anything. Nothing that a dataset
-says is ever imported.
+says is ever imported. The hash of its source is recorded, so what runs must be that source: `load` refuses one that has
+changed since, and `find_scorer` a compiled file that Python would run in its place.
 """
 
 from __future__ import annotations
@@ -15,21 +18,37 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import redirect_stdout, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from importlib.machinery import SourceFileLoader
 from operator import attrgetter
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final
 
-from rollgen.curate.answers import Answer, Result, Score, ScoringFunction, StoredAnswer, as_answers, as_scores, told
-from rollgen.errors import UsageError
+from rollgen.curate.answers import (
+    Answer,
+    Result,
+    Score,
+    ScoringFunction,
+    StoredAnswer,
+    as_answers,
+    as_scores,
+    discreet,
+    listed,
+    told,
+)
+from rollgen.engines.children import end_with
+from rollgen.errors import ResumeRefused, UsageError
 
 EXACT_MATCH: Final = "exact_match"
 REGEX: Final = "regex"
 BUILT_IN: Final = (EXACT_MATCH, REGEX)
+GUARD: Final = 'what it does as a program belongs under `if __name__ == "__main__":`'
+"""Of a module that does more than define when it is imported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +60,10 @@ class Scorer:
     module: str = ""
     """Where to import it from; empty for a built-in."""
     attribute: str = ""
+    file: str | None = None
+    """The module's, or the archive that it is in; None where it has none."""
     source_sha256: str | None = None
-    """Of the module's file, where it has one."""
+    """Of `file`."""
     field: str | None = None
     extract: str | None = None
 
@@ -52,12 +73,21 @@ class Scorer:
         return self.attribute.rpartition(".")[2] or self.function
 
     def load(self) -> ScoringFunction:
-        """The function itself. Raises what importing it raises."""
+        """The function itself. Raises ResumeRefused when its file has changed, and what importing it raises."""
         if not self.module:
             assert self.field is not None
             return _BUILDERS[self.function](self.field, self.extract)
+        self._check_file()
         function: ScoringFunction = attrgetter(self.attribute)(import_module(self.module))
+        self._check_file()  # or it may have changed between the two
         return function
+
+    def _check_file(self) -> None:
+        if self.file is not None and _sha256(self.file) != self.source_sha256:
+            raise ResumeRefused(
+                f"{self.file}: has changed while {self.function} was scoring; what was scored before is committed. Put "
+                "it back as it was, or score again with another --name, or all with --rescore"
+            )
 
 
 def find_scorer(scorer: str | ScoringFunction, *, field: str | None = None, extract: str | None = None) -> Scorer:
@@ -105,18 +135,70 @@ def _place_of(function: ScoringFunction) -> tuple[str, str]:
 def _find_function(module: str, attribute: str, given: str | ScoringFunction) -> Scorer:
     text = f"{module}:{attribute}"
     try:
-        with redirect_stdout(sys.stderr):  # what a module prints is not our output
+        with _stdout_to_stderr():  # what a module prints is not our output
             found = Scorer(text, module, attribute).load()
-    except Exception as error:  # noqa: BLE001  a module that is imported may raise anything
-        raise UsageError(f"{text}: cannot be imported: {told(error)}") from None
+            _check_compiled(sys.modules[module])
+    except UsageError:
+        raise
+    except (Exception, SystemExit) as error:  # noqa: BLE001  a module that is imported may raise anything
+        advice = f"; {GUARD}" if isinstance(error, SystemExit) else ""
+        raise UsageError(f"{text}: cannot be imported: {told(error)}{advice}") from None
     if not callable(found):
         raise UsageError(f"{text}: is of type {type(found).__name__}, not a function")
     if not isinstance(given, str) and found is not given:
         raise UsageError(f"{text}: is not the function that was given, so that other processes would find another one")
-    file = getattr(sys.modules[module], "__file__", None)
+    file = _file_of(sys.modules[module])
+    if module == "__main__" and file is None:
+        raise UsageError(
+            f"{text}: other processes cannot import it from a notebook or from standard input; write it to a file and "
+            "give MODULE:FUNCTION"
+        )
     stem = Path(file).stem if module == "__main__" and file else module
-    sha256 = hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else None
-    return Scorer(f"{stem}:{attribute}", module, attribute, sha256)
+    return Scorer(f"{stem}:{attribute}", module, attribute, file, None if file is None else _sha256(file))
+
+
+@contextmanager
+def _stdout_to_stderr() -> Iterator[None]:
+    """All that writes to stdout here writes to stderr: Python, what is compiled, and programs that are started."""
+    if sys.stdout is None:  # it was closed before Python started
+        yield
+        return
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(stdout, 1)
+        os.close(stdout)
+
+
+def _file_of(module: ModuleType) -> str | None:
+    """Of a module, or of the archive that it is in."""
+    file = getattr(module, "__file__", None)
+    places = [] if file is None else [Path(file).absolute(), *Path(file).absolute().parents]
+    return next((str(place) for place in places if place.is_file()), None)
+
+
+def _sha256(file: str) -> str | None:
+    """None where it is gone."""
+    try:
+        return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    except FileNotFoundError:
+        return None
+
+
+def _check_compiled(module: ModuleType) -> None:
+    """Raise UsageError when Python has compiled the module before its source became what it is, and cannot tell.
+
+    It compares seconds and sizes. Afterwards it would run what nobody can read any more.
+    """
+    spec = module.__spec__
+    if spec is not None and isinstance(loader := spec.loader, SourceFileLoader):
+        source = loader.get_data(loader.path)
+        if loader.get_code(loader.name) != loader.source_to_code(source, loader.path):
+            raise UsageError(f"{spec.cached}: was compiled from another source than {loader.path}; remove it")
 
 
 @cache
@@ -124,22 +206,35 @@ def _loaded(scorer: Scorer) -> ScoringFunction:
     return scorer.load()
 
 
-def prepare(scorer: Scorer) -> None:
+def prepare(scorer: Scorer, parent: int) -> None:
     """Make a process one that scores: import what it needs, before anything is timed. `score_batch` tells what fails.
 
-    What it prints, and all that it starts, goes to stderr: stdout is for what the command says.
+    It ends with `parent`, the process that started it. What it prints, and all that it starts, goes to stderr: stdout
+    is for what the command says.
     """
+    end_with(parent)
     os.dup2(2, 1)
-    with suppress(Exception):
+    with suppress(BaseException):
         _loaded(scorer)
 
 
 def score_batch(scorer: Scorer, rows: Sequence[StoredAnswer]) -> list[Score] | str:
-    """Call the function with these answers: a score each, or why there is none for any of them."""
+    """Call the function with these answers: a score each, or why there is none for any of them.
+
+    Raises ResumeRefused when its source has changed: then it is another scorer. Raises UsageError when it does not
+    return one result for each answer.
+    """
+    process = os.getpid()
     try:
-        return as_scores(_loaded(scorer)(as_answers(rows)), len(rows))
+        results = listed(_loaded(scorer)(as_answers(rows)), len(rows))
+    except ResumeRefused:
+        raise
     except BaseException as error:  # noqa: BLE001  whatever it is, it is these answers' error, and not this process's
-        return told(error)
+        return discreet(told(error))
+    finally:
+        if os.getpid() != process:
+            os._exit(1)  # the function forked, and the child came back: it must not answer for its parent
+    return as_scores(results, len(rows))
 
 
 def _exact_match(field: str, extract: str | None) -> ScoringFunction:

@@ -1,7 +1,8 @@
 """What is merged: datasets whose ids mean the same, the runs they bring, and which of their rows are taken.
 
-Everything is checked before anything is written, of the rows their keys and of the shards every byte. Sources are read
-only. A shard never changes, so what is committed to a source meanwhile changes nothing either: it is not in the merge.
+Everything is checked before anything is written, of the rows their keys and what they were asked for (`asked.py`), of
+the shards every byte. Sources are read only. A shard never changes, so what is committed to a source meanwhile changes
+nothing either: it is not in the merge.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -18,15 +19,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rollgen.curate.asked import Asked, check_shards
 from rollgen.curate.layout import Index, read_index, sorted_rows
 from rollgen.errors import DatasetError, ResumeRefused, UsageError
 from rollgen.format.commit import live_writers
 from rollgen.format.journal import file_sha256
 from rollgen.format.keys import Keys
-from rollgen.format.manifest import PLANLESS, RUN_NAME, Manifest
-from rollgen.format.reader import ShardReader, StoredDataset, StoredShard, open_dataset, read_row_group
-from rollgen.format.schema import PLAN_FILE
-from rollgen.prompts.plan import Plan
+from rollgen.format.manifest import RUN_NAME, Manifest
+from rollgen.format.ragged import ragged
+from rollgen.format.reader import StoredDataset, StoredShard, open_dataset, read_columns, read_row_group
+from rollgen.format.rewards import token_checksums
+from rollgen.inert import brief
 from rollgen.prompts.planned import planless_numbers
 
 if TYPE_CHECKING:
@@ -38,6 +41,8 @@ if TYPE_CHECKING:
 
 _OTHER: Final = re.compile(r"[^A-Za-z0-9_.-]+")
 """What the name of a directory may have and that of a run may not."""
+_LONGEST_NAME: Final = 100
+"""Characters of RUN_NAME."""
 _SAME: Final = ("vocab_size", "tokenizer_vocab_size", "tokenizer_sha256")
 """Keys of the manifest by which ids mean the same."""
 
@@ -73,8 +78,6 @@ class Rows:
     """bool [R]: not superseded."""
     owed: tuple[int | None, ...]
     """Of each source, samples that it wants and does not have; None without a plan."""
-    decoded_bytes: int
-    """Of all row groups."""
     stored: Keys
     """As they are in the sources."""
     ends: list[int]
@@ -98,6 +101,8 @@ def open_sources(directories: Sequence[Path], names: Sequence[str] | None) -> tu
     """
     if len(directories) < 2:
         raise UsageError("merge: give two datasets or more")
+    if names is not None and (isinstance(names, str) or not isinstance(names, Sequence) or not _are_texts(names)):
+        raise UsageError("names: give a list of texts, one for each dataset, in their order")
     if names is not None and len(names) != len(directories):
         raise UsageError(f"--as: {len(names)} for {len(directories)} datasets; give one for each, in their order")
     if len({directory.resolve() for directory in directories}) < len(directories):
@@ -105,6 +110,8 @@ def open_sources(directories: Sequence[Path], names: Sequence[str] | None) -> tu
     given: Sequence[str | None] = names if names is not None else [None] * len(directories)
     sources = []
     for directory, name in zip(directories, given, strict=True):
+        if not directory.is_dir():
+            raise UsageError(f"{directory}: not a directory; name one that holds rollgen.json")
         if alive := live_writers(directory):
             raise ResumeRefused(f"{directory}: writer {min(alive)!r} is alive; wait for it, or stop it")
         dataset = open_dataset(directory)
@@ -114,11 +121,15 @@ def open_sources(directories: Sequence[Path], names: Sequence[str] | None) -> tu
     return tuple(sources)
 
 
+def _are_texts(names: Sequence[object]) -> bool:
+    return all(isinstance(name, str) for name in names)
+
+
 def _runs_of(dataset: StoredDataset, name: str | None) -> tuple[str, ...]:
     own = dataset.manifest.run_names
     if own:
         return own if name is None else tuple(f"{name}.{run}" for run in own)
-    return (_OTHER.sub("-", dataset.directory.resolve().name) if name is None else name,)
+    return (_OTHER.sub("-", dataset.directory.resolve().name)[:_LONGEST_NAME] if name is None else name,)
 
 
 def _check_names(sources: Sequence[Source]) -> None:
@@ -127,8 +138,8 @@ def _check_names(sources: Sequence[Source]) -> None:
         for name in source.runs:
             if not RUN_NAME.fullmatch(name):
                 raise UsageError(
-                    f"{source.place}: {name!r} is no name for a run; give one of letters, digits, `.`, `_` and `-` "
-                    "with --as"
+                    f"{source.place}: {brief(name)!r} is no name for a run; give one of at most {_LONGEST_NAME} "
+                    "letters, digits, `.`, `_` and `-` with --as"
                 )
             if name in homes:
                 raise UsageError(
@@ -191,23 +202,29 @@ def read_sources(sources: Sequence[Source], *, hashed: bool) -> Rows:
     Raises DatasetError, naming the file, for one that is damaged, and UsageError for samples that are there twice.
     """
     indexes = [read_index(source.dataset.shards, source.manifest.optional_columns) for source in sources]
+    for source, index in zip(sources, indexes, strict=True):
+        check_shards(source.dataset, index)
     orders = [sorted_rows(index) for index in indexes]
     current = [_current(index, order) for index, order in zip(indexes, orders, strict=True)]
     if hashed:
         for stored in chain.from_iterable(source.dataset.shards for source in sources):
             _check_bytes(stored)
     first_runs = np.cumsum([0, *(len(source.runs) for source in sources)]).tolist()
-    names = [_Names.joined([*_read_names(source, first)]) for source, first in zip(sources, first_runs, strict=False)]
+    asked = [Asked.of(source.dataset) for source in sources]
+    names = [
+        _Names.joined([*_read_names(source, each, first)])
+        for source, each, first in zip(sources, asked, first_runs, strict=False)
+    ]
     index, found = Index.joined(indexes), _Names.joined(names)
     rows = Rows(
         _with_keys(index, found.number),
         found.run,
         np.concatenate(current),
-        tuple(_owed(source, index) for source, index in zip(sources, indexes, strict=True)),
-        found.decoded_bytes,
+        tuple(each.owed(len(index.rows.generation)) for each, index in zip(asked, indexes, strict=True)),
         Keys(*index.rows[:3]),
         np.cumsum([0, *(len(each.rows.generation) for each in indexes)]).tolist(),
     )
+    _refuse_twins(sources, rows)
     _refuse_copies(sources, rows, found.id_number)
     return rows
 
@@ -222,7 +239,7 @@ def _current(index: Index, order: Int64Array) -> Bools:
 
 def _with_keys(index: Index, prompt_index: Int64Array) -> Index:
     rows = index.rows._replace(prompt_index=prompt_index, generation=np.zeros_like(index.rows.generation))
-    return Index(index.shards, index.engines, rows, index.row_groups, index.starts)
+    return replace(index, rows=rows)
 
 
 def _check_bytes(stored: StoredShard) -> None:
@@ -243,75 +260,104 @@ class _Names(NamedTuple):
     """int64 [N], their new prompt_index."""
     id_number: Int64Array
     """int64 [N], the number of the prompt's id alone."""
-    decoded_bytes: int
 
     @classmethod
     def joined(cls, parts: Sequence[_Names]) -> _Names:
         """One after the other."""
-        none = cls(np.zeros(0, np.int32), np.zeros(0, np.int64), np.zeros(0, np.int64), 0)
-        run, number, id_number, sizes = zip(none, *parts, strict=True)
-        return cls(np.concatenate(run), np.concatenate(number), np.concatenate(id_number), sum(sizes))
+        none = cls(np.zeros(0, np.int32), np.zeros(0, np.int64), np.zeros(0, np.int64))
+        return cls(*map(np.concatenate, zip(none, *parts, strict=True)))
 
 
-def _read_names(source: Source, first_run: int) -> Iterator[_Names]:
-    """Of each row group."""
+def _read_names(source: Source, asked: Asked, first_run: int) -> Iterator[_Names]:
+    """Of each row group, whose rows are checked."""
     runs = pa.array(source.runs, pa.string())
     for stored in source.dataset.shards:
         with stored.open() as shard:
             for group in range(len(shard.row_group_rows)):
-                run, ids = _read_group(shard, group, source.manifest)
+                place = f"{shard.place}: row group {group}"
+                table = read_row_group(shard, group, asked.columns)
+                run, ids = _run_numbers(table, source.manifest, place), table["prompt_id"]
+                asked.check(table, place)
                 names = pa.chunked_array([runs.take(pa.array(run))])
-                yield _Names(run + first_run, planless_numbers(ids, names), planless_numbers(ids), _size(shard, group))
+                yield _Names(run + first_run, planless_numbers(ids, names), planless_numbers(ids))
 
 
-def _read_group(shard: ShardReader, group: int, manifest: Manifest) -> tuple[Int32Array, pa.ChunkedArray]:
-    """The number of the run in its source, int32 [N], and the prompt's id, of each row of a row group."""
+def _run_numbers(table: pa.Table, manifest: Manifest, place: str) -> Int32Array:
+    """int32 [N], the number of each row's run in its source. Raises DatasetError for a run that is not there."""
     if not manifest.runs:
-        ids = read_row_group(shard, group, ["prompt_id"])["prompt_id"]
-        return np.zeros(len(ids), np.int32), ids
-    table = read_row_group(shard, group, ["run", "prompt_id"])
-    return _run_numbers(table["run"], manifest.run_names, f"{shard.place}: row group {group}"), table["prompt_id"]
-
-
-def _run_numbers(column: pa.ChunkedArray, names: Sequence[str], place: str) -> Int32Array:
-    """int32 [N], the places in `names`. Raises DatasetError for a run that is not there."""
-    numbers = pc.index_in(column, pa.array(names, pa.string()))
+        return np.zeros(len(table), np.int32)
+    numbers = pc.index_in(table["run"], pa.array(manifest.run_names, pa.string()))
     if numbers.null_count:
         raise DatasetError(f"{place}: holds rows of a run that the manifest does not name; see `rollgen verify`")
     result: Int32Array = numbers.to_numpy().astype(np.int32)
     return result
 
 
-def _size(shard: ShardReader, group: int) -> int:
-    """Bytes of a row group, decompressed."""
-    chunks = shard.parquet.groups[group]
-    return sum(chunks.chunk(leaf).uncompressed for leaf in range(chunks.columns))
+def _refuse_twins(sources: Sequence[Source], rows: Rows) -> None:
+    """Raise DatasetError for two samples that would have one key: of prompts that a dataset told apart by number alone.
 
-
-def _owed(source: Source, index: Index) -> int | None:
-    """All that its plan and retries ask for, without the prompts that were skipped, less what is stored."""
-    if source.manifest.identity.get(PLANLESS):
-        return None
-    plan = Plan(source.place / PLAN_FILE)
-    skipped = int(plan.n[plan.tombstone].sum())
-    wanted = plan.samples - skipped + sum(retry.samples for retry in source.manifest.retries)
-    return max(0, wanted - len(index.rows.generation))
+    (A plan does not have an id twice.)
+    """
+    taken, keys = rows.taken, rows.index.rows
+    prompt, sample = keys.prompt_index[taken], keys.sample_index[taken]
+    twins = np.flatnonzero((prompt[1:] == prompt[:-1]) & (sample[1:] == sample[:-1]))
+    if not twins.size:
+        return
+    row = int(taken[twins[0] + 1])
+    number = int(rows.index.shard_of(row))
+    stored, first = rows.index.shards[number], int(np.searchsorted(rows.index.shard_of(np.arange(row + 1)), number))
+    with stored.open() as shard:
+        prompt_id = read_columns(shard, ["prompt_id"])["prompt_id"][row - first].as_py()
+    raise DatasetError(
+        f"{stored.path}: row {row - first}: the prompt {brief(prompt_id)!r} has a sample {keys.sample_index[row]} "
+        f"already, under another number; see `rollgen verify {stored.path.parents[1]}`"
+    )
 
 
 def _refuse_copies(sources: Sequence[Source], rows: Rows, id_number: Int64Array) -> None:
-    """Raise UsageError for runs that hold the same samples: copies of one dataset, whatever became of them since."""
+    """Raise UsageError for runs that hold the same samples: copies of one dataset, whatever became of them since.
+
+    The same are two with one digest, start, prompt id and number whose tokens are the same, those of the prompt too.
+    Ranks of a job may have all of these in common but the tokens, which are read only where they have.
+    """
     names = [name for source in sources for name in source.runs]
+    same = _relatives(sources, rows, id_number)
+    if not same.size:
+        return
+    shards = rows.index.shards
+    used = np.unique(rows.index.shard_of(same.ravel()))
+    checksums = np.concatenate([_checksums(shards[number]) for number in used.tolist()])
+    places = np.flatnonzero(np.isin(rows.index.shard_of(np.arange(len(rows.run))), used))
+    one, other = checksums[np.searchsorted(places, same)]
+    equal = np.flatnonzero((one == other) & (rows.run[same[0]] != rows.run[same[1]]))
+    if equal.size:
+        first, second = (names[rows.run[row]] for row in same[:, equal[0]].tolist())
+        raise UsageError(f"runs {first!r} and {second!r} are copies of one dataset: its samples would be there twice")
+
+
+def _checksums(stored: StoredShard) -> Int64Array:
+    """int64 [N]: a checksum of each row's tokens, of the prompt and of the response."""
+    with stored.open() as shard:
+        table = read_columns(shard, ["prompt_token_ids", "token_ids"])
+    prompt, response = (token_checksums(ragged(column)) for column in table.columns)
+    return (prompt << 32) ^ response
+
+
+def _relatives(sources: Sequence[Source], rows: Rows, id_number: Int64Array) -> Int64Array:
+    """int64 [2, pairs]: current rows of the same prompt id and sample, of two runs with one digest and one start."""
     said = [run for source in sources for run in source.manifest.runs or (source.manifest,)]
     born = defaultdict(list)
     for number, run in enumerate(said):
         born[run.config_digest, run.created_at].append(number)
+    pairs = [np.zeros((2, 0), np.int64)]
     for relatives in born.values():
         if len(relatives) < 2:
             continue
         chosen = np.flatnonzero(rows.current & np.isin(rows.run, relatives))
         keys = (rows.index.rows.sample_index[chosen], id_number[chosen])
-        order = np.lexsort(keys)
-        same = np.logical_and.reduce([key[order][1:] == key[order][:-1] for key in keys])
-        if same.any():
-            one, other = (names[rows.run[chosen[order[int(same.argmax()) + step]]]] for step in (0, 1))
-            raise UsageError(f"runs {one!r} and {other!r} are copies of one dataset: its samples would be there twice")
+        order = chosen[np.lexsort(keys)]
+        sample, prompt = rows.index.rows.sample_index[order], id_number[order]
+        for step in range(1, len(relatives)):  # as many may have the same sample
+            same = (sample[step:] == sample[:-step]) & (prompt[step:] == prompt[:-step])
+            pairs.append(np.stack([order[:-step][same], order[step:][same]]))
+    return np.concatenate(pairs, axis=1)

@@ -3,12 +3,14 @@
 Batches are handed to processes that were started afresh (spawned) and have imported the scoring function. One that
 takes longer than it may is ended with its process, which another replaces; one whose process dies, or that raises, is
 nothing worse. The answers of such a batch are then scored again one by one. A few batches are under way at a time, so
-that memory is bounded by those.
+that memory is bounded by those. No process outlives this one, whatever it dies of.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import os
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -17,15 +19,19 @@ from typing import Final, Self
 
 from pebble import ProcessExpired, ProcessPool
 
-from rollgen.curate.answers import Score, StoredAnswer, failed
-from rollgen.curate.scorers import Scorer, prepare, score_batch
-from rollgen.errors import RollgenError
+from rollgen.curate.answers import Score, StoredAnswer, failed, told
+from rollgen.curate.scorers import GUARD, Scorer, prepare, score_batch
+from rollgen.errors import ResumeRefused, RollgenError, UsageError
 
 _AHEAD: Final = 2
 """Batches under way for each process: one that it works on, and one that waits."""
 _TICK_SECONDS: Final = 0.5
 _STARTS: Final = 3
 """Pools that may break one after the other before anything comes back from them."""
+_DEATHS: Final = 100
+"""Processes that may die one after the other before any answer is scored: a bad answer is one, or a few."""
+_START_SECONDS: Final = 60.0
+"""That Python may take to start on a machine that is busy."""
 
 Batch = Sequence[StoredAnswer]
 Judged = tuple[StoredAnswer, Score]
@@ -46,6 +52,10 @@ class Workers:
         self._again: deque[Batch] = deque()
         self._starts = 0
         """Of pools, since something came back."""
+        self._deaths = 0
+        """Of processes, since an answer was scored."""
+        self._heard = 0.0
+        """When something came back, or a pool was started."""
         self._pool = self._started()
 
     def __enter__(self) -> Self:
@@ -58,7 +68,9 @@ class Workers:
     def score(self, batches: Iterator[Batch]) -> Iterator[list[Judged]]:
         """The answers of all batches as they are scored, in any order; now and then none, while that takes its time.
 
-        Raises RollgenError when the processes die before they get to anything.
+        Raises RollgenError when the processes die, or stand still, before they get to anything, and when nothing comes
+        of them but deaths; ResumeRefused when the source of the function has changed; UsageError when it does not
+        return one result for each answer.
         """
         while True:
             while len(self._pending) < _AHEAD * self._processes:
@@ -83,7 +95,9 @@ class Workers:
         """Wait a while for some that are scored; what could not be as a batch comes again."""
         scored: list[Judged] = []
         is_broken = False
-        for future in wait(self._pending, timeout=_TICK_SECONDS, return_when=FIRST_COMPLETED).done:
+        done = wait(self._pending, timeout=_TICK_SECONDS, return_when=FIRST_COMPLETED).done
+        self._check_progress(bool(done))
+        for future in done:
             outcome = self._outcome(future)
             if outcome is None:
                 is_broken = True
@@ -99,21 +113,51 @@ class Workers:
             self._restart()
         return scored
 
+    def _check_progress(self, is_some: bool) -> None:
+        """Raise RollgenError when nothing comes back for longer than an import and a batch may take together."""
+        now = time.monotonic()
+        if is_some:
+            self._heard = now
+        elif now - self._heard > 2 * self._timeout + _START_SECONDS:
+            raise RollgenError(
+                f"the processes that score stand still: importing {self._scorer.function} takes them longer than "
+                f"{self._timeout:g} s. See what it waits for, or give it more with --timeout"
+            )
+
     def _outcome(self, future: Future[list[Score] | str]) -> list[Score] | str | None:
         """A score for each answer, why there is none for any of them, or None when all processes are gone."""
         try:
-            return future.result()
+            outcome = future.result()
         except TimeoutError:
             return f"took longer than {self._timeout:g} s"
         except ProcessExpired as death:
-            return f"its process died with exit code {death.exitcode}"
+            return self._died(death)
         except BrokenProcessPool:
             return None
+        except ResumeRefused:
+            raise
+        except UsageError as error:
+            raise UsageError(f"{self._scorer.function}: {error}; what was scored before is committed") from None
+        except Exception as error:  # noqa: BLE001  of the way there or back: what a function returned cannot do more
+            return told(error)
+        self._deaths = 0
+        return outcome
+
+    def _died(self, death: ProcessExpired) -> str:
+        self._deaths += 1
+        said = f"its process died with exit code {death.exitcode}"
+        if self._deaths == _DEATHS:
+            raise RollgenError(
+                f"{self._scorer.function}: {said}, and so did the {_DEATHS - 1} before, with not one answer scored "
+                "between them; what was scored before is committed"
+            )
+        return said
 
     def _started(self) -> ProcessPool:
         self._starts += 1
+        self._heard = time.monotonic()
         context = multiprocessing.get_context("spawn")  # a fork would copy our threads' locks, and our memory
-        return ProcessPool(self._processes, initializer=prepare, initargs=(self._scorer,), context=context)
+        return ProcessPool(self._processes, initializer=prepare, initargs=(self._scorer, os.getpid()), context=context)
 
     def _restart(self) -> None:
         """Another pool, for what was under way too: the library gives up when a process dies while none is at work.
@@ -123,7 +167,8 @@ class Workers:
         """
         if self._starts == _STARTS:
             raise RollgenError(
-                f"the processes that score die as they start: does importing {self._scorer.function} end them?"
+                f"the processes that score die as they start: does importing {self._scorer.function} end them? They "
+                f"import its module, and the program that called this: {GUARD}"
             )
         self.__exit__()
         self._again += self._pending.values()

@@ -32,12 +32,17 @@ def register() -> None:
         return
     quiet_imports(os.environ.get("VLLM_LOGGING_LEVEL", ""))
     os.setpgid(0, 0)
+    is_spawned = "--multiprocessing-fork" in sys.orig_argv  # else there may be others between it and us
+    end_with(int(parent) if is_spawned else os.getppid())
+    os.environ[PARENT_VARIABLE] = str(os.getpid())  # for the processes that this one starts
+
+
+def end_with(parent: int) -> None:
+    """Let the kernel kill this process when `parent` dies, the process that started it; now, if it has."""
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    is_spawned = "--multiprocessing-fork" in sys.orig_argv  # else there may be others between it and us
-    if is_spawned and os.getppid() != int(parent):  # it died before this: no signal will come
+    if os.getppid() != parent:  # it died before this: no signal will come
         os._exit(1)
-    os.environ[PARENT_VARIABLE] = str(os.getpid())  # for the processes that this one starts
 
 
 def quiet_imports(level: str) -> str:

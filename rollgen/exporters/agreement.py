@@ -1,4 +1,4 @@
-"""What a trainer has one value of, where a dataset has one a sample: seen block by block, refused when two differ."""
+"""What a trainer has one value of, where a dataset has one a sample: refused when two differ."""
 
 from __future__ import annotations
 
@@ -11,51 +11,41 @@ _ELSEWHERE = "prime-rl and jsonl take each sample as it is"
 
 
 class Agreement:
-    """How samples were drawn, as far as they were seen."""
+    """How the samples were drawn, read from narrow columns before anything is written.
 
-    def __init__(self, trainer: str) -> None:
-        self._trainer = trainer
-        self._temperatures: set[float] = set()
-        self._truncated: set[bool] = set()
-        self.top_p = 1.0
-        """The smallest; float32, widened. So are the others."""
-        self.top_k = 0
+    Raises UsageError for an empty prompt, for two temperatures, and for samples with masks beside others.
+    """
+
+    def __init__(self, records: Records, trainer: str) -> None:
+        columns = records.columns("prompt_length", "temperature", "top_p", "top_k", "min_p")
+        if (empty := columns["prompt_length"] == 0).any():
+            prompt_id = records.prompt_id(int(empty.argmax()))
+            raise UsageError(f"{prompt_id!r}: the prompt is empty: no logits predict the first token")
+        temperatures = [str(value) for value in np.unique(columns["temperature"])]
+        if len(temperatures) > 1:
+            raise UsageError(
+                f"{trainer} divides the logits of all samples by one temperature, these have "
+                f"{', '.join(temperatures[:3])}; {_ELSEWHERE}"
+            )
+        truncated = (columns["top_k"] > 0) | (columns["top_p"] < 1) | (columns["min_p"] > 0)
+        if truncated.any() != truncated.all():
+            raise UsageError(
+                f"{trainer} takes masks of all samples or of none, and only some of these were truncated; {_ELSEWHERE}"
+            )
+        self.temperature = temperatures[0]
+        """Of all samples, as it is written on a command line."""
+        self.truncated = bool(truncated[0])
+        """Whether tokens have supports: all do, or none does."""
+        self.top_p = float(columns["top_p"].min())
+        """The smallest; float32, widened."""
+        self.top_k = int(columns["top_k"].max())
         """The largest."""
         self.widest = 0
-        """Ids of the largest support."""
-
-    @property
-    def temperature(self) -> str:
-        """Of all samples, as it is written on a command line."""
-        return str(np.float32(next(iter(self._temperatures))))
-
-    @property
-    def truncated(self) -> bool:
-        """Whether tokens have supports: all do, or none does."""
-        return next(iter(self._truncated))
+        """Ids of the largest support that was seen."""
 
     def see(self, block: Block) -> None:
-        """Raises UsageError for an empty prompt, for two temperatures, and for samples with masks beside others."""
-        columns = block.samples.scalars
-        prompt_lengths = np.diff(block.samples.prompt_ids.offsets)
-        if (prompt_lengths == 0).any():
-            prompt_id = columns["prompt_id"][int(prompt_lengths.argmin())]
-            raise UsageError(f"{prompt_id!r}: the prompt is empty: no logits predict the first token")
-        self._temperatures.update(np.unique(columns["temperature"]).tolist())
-        self._truncated.update(np.unique(block.samples.mask_lengths > 0).tolist())
-        self.top_p = min(self.top_p, float(columns["top_p"].min()))
-        self.top_k = max(self.top_k, int(columns["top_k"].max()))
+        """Supports are known when they are read."""
         self.widest = max(self.widest, int(block.samples.mask_lengths.max()))
-        if len(self._temperatures) > 1:
-            told = ", ".join(str(np.float32(value)) for value in sorted(self._temperatures)[:3])
-            raise UsageError(
-                f"{self._trainer} divides the logits of all samples by one temperature, these have {told}; {_ELSEWHERE}"
-            )
-        if len(self._truncated) > 1:
-            raise UsageError(
-                f"{self._trainer} takes masks of all samples or of none, and only some of these were truncated; "
-                f"{_ELSEWHERE}"
-            )
 
 
 def equal_groups(records: Records, trainer: str) -> int:

@@ -19,7 +19,7 @@ import torch
 from pydantic import Field
 
 from rollgen.exporters.agreement import Agreement, check_steps, equal_groups
-from rollgen.exporters.exporter import ExpertsExporter
+from rollgen.exporters.exporter import Count, ExpertsExporter
 from rollgen.exporters.records import Block, Records
 from rollgen.exporters.remainder import KEY, remainder_places, remainders
 from rollgen.exporters.tensors import part, save, supports_of
@@ -36,6 +36,7 @@ _PLACES: Final = {
     "text": "response",
     "prompt": "prompt",
     "reward": "reward",
+    "advantage": "made of the rewards by the trainer",
     "temperature": "--rollout-temperature",
 }
 
@@ -72,7 +73,7 @@ class DebugRollouts(ExpertsExporter):
     needs_reward: ClassVar[bool] = True
     name: ClassVar[str]
 
-    prompts_per_step: int = Field(64, ge=1, description="Prompts of a step; all of them, when they are fewer.")
+    prompts_per_step: Count = Field(64, description="Prompts of a step; all of them, when they are fewer.")
 
     @property
     def places(self) -> Mapping[str, str]:
@@ -90,7 +91,7 @@ class DebugRollouts(ExpertsExporter):
         samples = equal_groups(records, self.name)
         prompts = min(self.prompts_per_step, len(records.group_sizes))
         check_steps(records, self.name, prompts)
-        drawn = Agreement(self.name)
+        drawn = Agreement(records, self.name)
         for step, block in enumerate(records.blocks(prompts)):
             drawn.see(block)
             rows = list(self._rows(block, step * prompts * samples))

@@ -20,7 +20,7 @@ import pydantic
 
 from rollgen import __version__
 from rollgen.errors import UsageError
-from rollgen.exporters.directory import new_directory
+from rollgen.exporters.directory import check_out, new_directory
 from rollgen.exporters.exporter import Exporter
 from rollgen.exporters.records import Records
 from rollgen.ops.advantages import AdvantageKind
@@ -54,6 +54,8 @@ class Exported:
     bytes: int
     lost: dict[str, int]
     """By column of the dataset that has no place in the files: how many samples have a value there."""
+    owed: int | None
+    """Samples that are planned and not stored; None where no plan tells."""
     advice: list[str]
     """What the trainer must be told, or its user should know, a line each."""
 
@@ -66,29 +68,35 @@ def export(
     reward: str | None = None,
     advantages: AdvantageKind = "mean",
     allow_unreplayable: bool = False,
+    allow_incomplete: bool = False,
     **options: Any,
 ) -> Exported:
     """Write a dataset as the files that a trainer loads, into the new directory `out`.
 
     `to` is one of TRAINERS. `reward` names a stored reward (`rollgen score`), from which advantages are computed over
-    the whole groups of the dataset: `advantages` is a kind of `ops.group_advantages`. The `options` of each trainer,
-    and what it cannot take, are described in docs/export.md. Raises UsageError for a trainer, an option or samples that
-    this export cannot be made of, and DatasetError for a damaged dataset; then there is no `out`.
+    the whole groups of the dataset: `advantages` is a kind of `ops.group_advantages`. Prompts of which some samples are
+    yet to be made are refused then, unless `allow_incomplete`. The `options` of each trainer, and what it cannot take,
+    are described in docs/export.md. Raises UsageError for a trainer, an option or samples that this export cannot be
+    made of, and DatasetError for a damaged dataset; then there is no `out`.
     """
     exporter = make_exporter(to, options)
     if exporter.needs_reward and reward is None:
         raise UsageError(f"{to} trains on rewards: name a stored one with --reward; `rollgen score` makes them")
+    check_out(Path(out), directory)
     records = Records(
         directory,
         reward=reward,
         advantages=advantages,
         allow_unreplayable=allow_unreplayable,
+        allow_incomplete=allow_incomplete,
         routed_experts=exporter.takes_experts,
     )
     with new_directory(Path(out)) as temporary:
-        advice = list(exporter.write(records, temporary))
+        advice = [*exporter.write(records, temporary), *_warnings(records)]
         exported = _exported(to, exporter, records, temporary, advice)
-        _write_record(temporary, exported, exporter, records, {"name": reward, "advantages": advantages})
+        scorer = records.scorer
+        told = None if scorer is None else {"name": reward, "scorer": asdict(scorer), "advantages": advantages}
+        _write_record(temporary, exported, exporter, records, told)
     return exported
 
 
@@ -109,6 +117,17 @@ def make_exporter(to: str, options: Mapping[str, Any]) -> Exporter:
         raise UsageError(f"--option {option}: {problem['msg']}") from None
 
 
+def _warnings(records: Records) -> list[str]:
+    """What may make advantages other than they are meant to be."""
+    sizes = records.group_sizes
+    if records.owed is not None or records.scorer is None or sizes.min() == sizes.max():
+        return []
+    return [
+        f"prompts have from {sizes.min()} to {sizes.max()} samples, and no plan says whether more were to be made: "
+        "advantages are over those that are there"
+    ]
+
+
 def _exported(to: str, exporter: Exporter, records: Records, directory: Path, advice: list[str]) -> Exported:
     sizes = [path.stat().st_size for path in _files(directory)]
     placed = exporter.places
@@ -120,6 +139,7 @@ def _exported(to: str, exporter: Exporter, records: Records, directory: Path, ad
         tokens=int(records.lengths.sum(dtype="int64")),
         files=len(sizes),
         bytes=sum(sizes),
+        owed=None if records.owed is None else records.owed.samples,
         lost={name: count for name, count in sorted(records.filled.items()) if count and name not in placed},
         advice=advice,
     )
@@ -130,7 +150,7 @@ def _files(directory: Path) -> list[Path]:
 
 
 def _write_record(
-    directory: Path, exported: Exported, exporter: Exporter, records: Records, reward: dict[str, str | None]
+    directory: Path, exported: Exported, exporter: Exporter, records: Records, reward: dict[str, Any] | None
 ) -> None:
     manifest = records.manifest
     record = {
@@ -145,7 +165,7 @@ def _write_record(
             "tokenizer_sha256": manifest.tokenizer_sha256,
             "model": manifest.model.model_dump(),
         },
-        "reward": reward if reward["name"] is not None else None,
+        "reward": reward,
         "options": exporter.model_dump(mode="json"),
         **asdict(exported),
         "places": dict(exporter.places),

@@ -9,11 +9,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from rollgen.exporters.records import Records
+
+Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+"""An option that counts something: small enough for every array and file that it goes into."""
+MAX_RANKS: Final = 1 << 16
+"""Bound of an option that counts machines: there is a file, or a token of padding, for each."""
 
 
 class Exporter(BaseModel, ABC):

@@ -4,8 +4,12 @@
 
 Lists are lists: `sampling_mask[t]` are the ids that token t was drawn from, null where it is not truncated.
 `routed_experts` is flat, row-major [P + T - 1, layers, top_k]; export.json has the sizes. `metadata` and `stop_reason`
-stay JSON texts, as they are stored. Each number is the exact decimal of a float64, to which float32 widens: any parser
-gives the stored bits back. One zstandard frame with a checksum: a file that was cut fails to decompress.
+stay JSON texts, as they are stored. `prompt_length` and `response_length` are left to the lists. One zstandard frame
+with a checksum: a file that was cut fails to decompress.
+
+Each float is the exact decimal of a float64, to which float32 widens: any parser gives the stored bits back. `seed`,
+and `prompt_index` of a dataset without a plan, are integers up to 2^63: parsers that make a float64 of every number
+(JavaScript's, jq 1.6) round them.
 
 Polars makes the text, a slice of rows at a time.
 """
@@ -21,14 +25,14 @@ import pyarrow as pa
 import zstandard
 
 from rollgen.exporters.exporter import ExpertsExporter
-from rollgen.exporters.records import LISTS, SCALARS, Records
+from rollgen.exporters.records import LISTS, SCALARS, Records, pieces, row_bytes
 from rollgen.exporters.table import table_of
 from rollgen.loader.samples import RUN, VERSIONS
 
 FILE: Final = "rollouts.jsonl.zst"
 _LEVEL: Final = 3
-_ROWS: Final = 64
-"""Of a slice: some hundred bytes of text a token."""
+_SLICE_BYTES: Final = 1 << 21
+"""Of rows, see `row_bytes`; as text they are several times as much."""
 _WIDE: Final[dict[Any, Any]] = {
     pl.Float32: pl.Float64,
     pl.List(pl.Float32): pl.List(pl.Float64),
@@ -37,7 +41,7 @@ _WIDE: Final[dict[Any, Any]] = {
 
 
 class JSONLines(ExpertsExporter):
-    """Every column, in one file."""
+    """Every column but lengths, in one file."""
 
     follows: ClassVar[str] = "JSON Lines"
     needs_reward: ClassVar[bool] = False
@@ -52,8 +56,8 @@ class JSONLines(ExpertsExporter):
         with (directory / FILE).open("wb") as file, compressor.stream_writer(file) as text:
             for block in records.blocks():
                 table = table_of(block)
-                for start in range(0, len(table), _ROWS):
-                    text.write(_lines(table.slice(start, _ROWS)))
+                for start, stop in pieces(row_bytes(block.samples), _SLICE_BYTES):
+                    text.write(_lines(table.slice(start, stop - start)))
         return [f"{FILE}: `zstd -dc` prints it; polars, pandas and DuckDB read it as it is"]
 
 

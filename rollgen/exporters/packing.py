@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 
 def pack(lengths: Sequence[int], capacity: int, ranks: int) -> list[list[int]]:
     """First fit decreasing: places in `lengths`, by bin; the fullest bin first. No length may exceed `capacity`.
@@ -11,13 +13,11 @@ def pack(lengths: Sequence[int], capacity: int, ranks: int) -> list[list[int]]:
     Bins are then halved, the fullest first, until `ranks` divides their number or every bin is a single sample.
     """
     bins: list[list[int]] = []
-    room: list[int] = []
+    room = np.full(len(lengths), capacity)
     for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
-        found = next((number for number, free in enumerate(room) if free >= lengths[place]), None)
-        if found is None:
-            found = len(bins)
+        found = int(np.argmax(room[: len(bins) + 1] >= lengths[place]))  # the one behind all bins has room for any
+        if found == len(bins):
             bins.append([])
-            room.append(capacity)
         bins[found].append(place)
         room[found] -= lengths[place]
 

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from rollgen.errors import UsageError
 from rollgen.exporters import msgpack
-from rollgen.exporters.exporter import ExpertsExporter
+from rollgen.exporters.exporter import MAX_RANKS, Count, ExpertsExporter
 from rollgen.exporters.packing import pack
 from rollgen.exporters.records import Block, Records, take
 from rollgen.loader.batch import RolloutBatch, assemble
@@ -44,10 +44,12 @@ class PrimeRL(ExpertsExporter):
     follows: ClassVar[str] = "main, September 2026 (after #3431)"
     needs_reward: ClassVar[bool] = True
 
-    prompts_per_step: int = Field(64, ge=1, description="Prompts, with all their samples, of an optimizer step.")
-    ranks: int = Field(1, ge=1, description="Data ranks of the trainer: its GPUs, divided by context_parallel.")
-    seq_len: int = Field(8192, ge=2, description="The trainer's model.seq_len: most tokens of a micro batch.")
-    context_parallel: int = Field(1, ge=1, description="GPUs that share a sequence: lengths are padded to a multiple.")
+    prompts_per_step: Count = Field(64, description="Prompts, with all their samples, of an optimizer step.")
+    ranks: Count = Field(1, le=MAX_RANKS, description="Data ranks: the trainer's GPUs, divided by context_parallel.")
+    seq_len: Count = Field(8192, description="The trainer's model.seq_len: most tokens of a micro batch.")
+    context_parallel: Count = Field(
+        1, le=MAX_RANKS, description="GPUs that share a sequence: lengths are padded to a multiple."
+    )
     env_name: str = Field("offline", min_length=1, description="Environment under which metrics are logged.")
 
     @field_validator("env_name")
@@ -67,7 +69,9 @@ class PrimeRL(ExpertsExporter):
             "support_logprobs": "sampling_mask.logprobs",
             "temperature": "temperatures",
             "advantage": "advantages, rl_weights",
+            "reward": "advantages, which are made of it",
             "prompt_id": "trace_ids",
+            "run": "trace_ids",
             "sample_index": "branch_indices",
         }
         return places | ({"routed_experts": "routed_experts"} if self.routed_experts else {})
@@ -84,11 +88,13 @@ class PrimeRL(ExpertsExporter):
             raise UsageError(
                 f"--option seq_len: the longest sample has {longest} tokens; set seq_len to {needed}, or more"
             )
-        steps = widest = 0
+        steps = widest = idle = 0
         for steps, block in enumerate(records.blocks(self.prompts_per_step), 1):
             self._write_step(block, directory / "batches" / f"step_{steps}")
             widest = max(widest, int(block.samples.mask_lengths.max()))
-        return self._advice(steps, widest)
+            assert block.advantage is not None  # `needs_reward`
+            idle += not block.advantage.astype(np.float32).any()
+        return self._advice(steps, widest, idle)
 
     def _write_step(self, block: Block, directory: Path) -> None:
         """One file a rank, all with equally many micro batches."""
@@ -137,23 +143,34 @@ class PrimeRL(ExpertsExporter):
             "ce_weights": msgpack.NIL,
             "ref_kl_weights": msgpack.NIL,
             "sampling_mask": _sampling_mask(batch, multiple) if trained else msgpack.NIL,
-            "trace_ids": msgpack.array([msgpack.text(name) for name in batch.prompt_id]) if trained else msgpack.NIL,
+            "trace_ids": msgpack.array([msgpack.text(name) for name in _traces(batch)]) if trained else msgpack.NIL,
             "branch_indices": msgpack.integers(batch.sample_index.numpy()) if trained else msgpack.NIL,
         }
         return msgpack.array(list(fields.values()))
 
-    def _advice(self, steps: int, widest: int) -> list[str]:
+    def _advice(self, steps: int, widest: int, idle: int) -> list[str]:
         advice = [
             f"prime-rl: the trainer's output_dir is this directory; rollout_transport.type = filesystem, max_steps = "
             f"{steps}, model.seq_len >= {self.seq_len}, data ranks: {self.ranks}",
             "prime-rl: start the trainer alone; `rl` would delete batches/ first",
         ]
+        if idle:
+            advice.append(
+                f"prime-rl: in {idle} of {steps} steps all advantages are 0, and nothing is trained: more "
+                "prompts_per_step make such steps rarer"
+            )
         if widest > TOP_K_BOUND:
             advice.append(
                 f"prime-rl: a support has {widest:,} ids, and the trainer pads all of a micro batch to its widest one: "
                 "a smaller seq_len makes micro batches smaller"
             )
         return advice
+
+
+def _traces(batch: RolloutBatch) -> list[str]:
+    """With `branch_indices` unique: runs of a merged dataset have prompts of the same id."""
+    runs = [""] * len(batch) if batch.run is None else [f"{run}/" for run in batch.run]
+    return [run + prompt_id for run, prompt_id in zip(runs, batch.prompt_id, strict=True)]
 
 
 def _sampling_mask(batch: RolloutBatch, multiple: int) -> bytes:

@@ -26,7 +26,7 @@ import torch
 from pydantic import Field
 
 from rollgen.exporters.agreement import Agreement, check_steps, equal_groups
-from rollgen.exporters.exporter import ExpertsExporter
+from rollgen.exporters.exporter import Count, ExpertsExporter
 from rollgen.exporters.records import Block, Records
 from rollgen.exporters.remainder import KEY, remainder_places, remainders
 from rollgen.exporters.tensors import save
@@ -48,6 +48,7 @@ _PLACES: Final = {
     "sampling_mask": "rollout_sample_support",
     "finish_reason": f"stop_reasons, samples.{KEY}.finish_reason",
     "reward": "rewards",
+    "advantage": "made of the rewards by the trainer",
     "temperature": "generator.sampling_params.temperature",
 }
 
@@ -58,7 +59,7 @@ class SkyRL(ExpertsExporter):
     follows: ClassVar[str] = "skyrl 0.4.0"
     needs_reward: ClassVar[bool] = True
 
-    prompts_per_step: int = Field(64, ge=1, description="Prompts of a step; all of them, when they are fewer.")
+    prompts_per_step: Count = Field(64, description="Prompts of a step; all of them, when they are fewer.")
 
     @property
     def places(self) -> Mapping[str, str]:
@@ -68,7 +69,7 @@ class SkyRL(ExpertsExporter):
         samples = equal_groups(records, _NAME)
         prompts = min(self.prompts_per_step, len(records.group_sizes))
         check_steps(records, _NAME, prompts)  # its loader would drop the rest of each epoch
-        drawn = Agreement(_NAME)
+        drawn = Agreement(records, _NAME)
         with pq.ParquetWriter(directory / PROMPTS, _SCHEMA) as writer:
             for number, block in enumerate(records.blocks()):
                 drawn.see(block)

@@ -43,7 +43,7 @@ class Slime(DebugRollouts):
 
     def advice(self, written: Written) -> list[str]:
         drawn = written.drawn
-        top_p = (drawn.top_p if drawn.top_p < 1 else NEVER_CUTS) if drawn.truncated else 1.0
+        top_p = min(drawn.top_p, NEVER_CUTS) if drawn.truncated else 1.0  # not 0.99999999, which is printed as 1
         return [
             "slime: --load-debug-rollout-data 'PATH/{rollout_id}.pt' --use-rollout-logprobs "
             f"--rollout-temperature {drawn.temperature} --rollout-top-p {top_p:.6g} "

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from rollgen.errors import UsageError
 from rollgen.exporters.records import SCALARS, Block
 from rollgen.format.schema import shard_schema
 from rollgen.loader.samples import RUN, VERSIONS, Samples, offsets_of
@@ -73,5 +74,9 @@ def _list(name: str, values: npt.NDArray[Any], offsets: Int64Array) -> pa.Array:
 
 
 def _offsets(offsets: Int64Array) -> pa.Array:
-    """Lists of this kind have int32 offsets: a block is far smaller than 2**31 values."""
+    """int32, as the format's lists have them. Raises UsageError for a block, a huge group, of which they fall short."""
+    if offsets[-1] >= 1 << 31:
+        raise UsageError(
+            f"the samples of one prompt hold {offsets[-1]:,} values of one column, and an Arrow list takes 2**31 - 1"
+        )
     return pa.array(offsets.astype(np.int32))

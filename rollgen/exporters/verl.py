@@ -25,7 +25,7 @@ from pydantic import Field
 
 from rollgen.errors import UsageError
 from rollgen.exporters.agreement import Agreement, check_steps, equal_groups
-from rollgen.exporters.exporter import ExpertsExporter
+from rollgen.exporters.exporter import Count, ExpertsExporter
 from rollgen.exporters.records import Block, Records
 from rollgen.exporters.remainder import KEY, remainder_places, remainders
 from rollgen.exporters.tensors import part, save, supports_of
@@ -42,6 +42,7 @@ _PLACES: Final = {
     "logprobs": "rollout_log_probs",
     "prompt": "raw_prompt",
     "reward": "rm_scores",
+    "advantage": "made of the rewards by the trainer",
     "temperature": "actor_rollout_ref.rollout.temperature",
 }
 _MASKS: Final = "sampling_mask_ids, sampling_mask_offsets"
@@ -53,7 +54,7 @@ class Verl(ExpertsExporter):
     follows: ClassVar[str] = "0.9.1"
     needs_reward: ClassVar[bool] = True
 
-    prompts_per_step: int = Field(64, ge=1, description="Prompts of a step; all of them, when they are fewer.")
+    prompts_per_step: Count = Field(64, description="Prompts of a step; all of them, when they are fewer.")
     carry_masks: bool = Field(False, description="Take what was truncated: the trainer reads the fields of the masks.")
 
     @property
@@ -65,15 +66,14 @@ class Verl(ExpertsExporter):
         samples = equal_groups(records, _NAME)
         prompts = min(self.prompts_per_step, len(records.group_sizes))
         check_steps(records, _NAME, prompts)
-        drawn, steps = Agreement(_NAME), len(records.group_sizes) // prompts
+        drawn, steps = Agreement(records, _NAME), len(records.group_sizes) // prompts
+        if drawn.truncated and not self.carry_masks:
+            raise UsageError(
+                "verl replays no sampling masks: samples that were truncated would be trained with ratios that are "
+                "off by the mass that was cut; take --to prime-rl, skyrl, slime or miles, or --option "
+                "carry_masks=true for a trainer that reads sampling_mask_ids"
+            )
         for step, block in enumerate(records.blocks(prompts), 1):
-            drawn.see(block)
-            if drawn.truncated and not self.carry_masks:
-                raise UsageError(
-                    "verl replays no sampling masks: samples that were truncated would be trained with ratios that are "
-                    "off by the mass that was cut; take --to prime-rl, slime, miles or trl, or --option "
-                    "carry_masks=true for a trainer that reads sampling_mask_ids"
-                )
             save(self._step(block, step), directory / f"{step}.pt")
         return [
             "verl: first make its own tq_batch.pt of each file (docs/export.md)",

@@ -39,7 +39,7 @@ from uuid import uuid4
 
 from rollgen.errors import DatasetError, ResumeRefused, UsageError
 from rollgen.format import replacement
-from rollgen.format.files import open_descriptor, open_regular, refuse_links
+from rollgen.format.files import open_descriptor, open_regular, refuse_links, remove_leftover
 from rollgen.format.journal import (
     JournalLine,
     durable_line,
@@ -159,7 +159,7 @@ def live_writers(directory: Path) -> frozenset[str]:
     Raises DatasetError for a lock that is no regular file or cannot be opened: who is alive cannot be told then.
     """
     locks = (directory / JOURNAL_DIR).glob("*.lock")
-    return frozenset(path.stem for path in locks if path.name != _START_LOCK and _is_locked(path))
+    return frozenset(path.stem for path in locks if path.name != _START_LOCK and is_locked(path))
 
 
 def is_current(directory: Path, writer: str, attempt: str) -> bool:
@@ -167,7 +167,7 @@ def is_current(directory: Path, writer: str, attempt: str) -> bool:
 
     Raises DatasetError for a lock that cannot be read.
     """
-    held = _is_locked(directory / JOURNAL_DIR / f"{writer}.lock")
+    held = is_locked(directory / JOURNAL_DIR / f"{writer}.lock")
     return held and read_holder(directory, writer).attempt == attempt
 
 
@@ -376,7 +376,7 @@ def check_writer_name(writer: str) -> None:
 
 def _remove_leftovers(directory: Path, pattern: str) -> None:
     for path in directory.glob(pattern):
-        path.unlink()
+        remove_leftover(path)
 
 
 @contextmanager
@@ -444,7 +444,8 @@ def _lock_exclusively(file: IO[bytes]) -> bool:
             return True
 
 
-def _is_locked(path: Path) -> bool:
+def is_locked(path: Path) -> bool:
+    """Whether somebody holds this lock. Raises DatasetError for what is no lock."""
     try:
         file = open_regular(path)
     except FileNotFoundError:  # gone since it was listed, or a link to nothing

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +31,8 @@ from rollgen.format.schema import (
     TOKENIZER_DIR,
 )
 
+STAGE: Final = ".tmp-merge"
+"""Directory in a dataset's: what is merged, until it becomes the dataset."""
 _WRITES: Final = os.O_WRONLY | os.O_RDWR
 
 
@@ -63,6 +66,14 @@ def new_file(path: Path) -> BinaryIO:
     except FileExistsError:  # a link is one too, wherever it leads
         path.unlink()
         return path.open("xb")
+
+
+def remove_leftover(path: Path) -> None:
+    """Take away what was being made: a file or a link, or the stage of a merge with all that is in it."""
+    if path.name == STAGE and path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def write_durably(path: Path, content: bytes) -> None:

@@ -33,7 +33,7 @@ from rollgen.format.schema import (
 
 PLANLESS: Final = "planless"
 """Key of `identity`, true where prompts come one by one, so that there is no plan and nothing is owed."""
-RUN_NAME: Final = re.compile(r"[A-Za-z0-9_.-]+")
+RUN_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 """What a run of a merged dataset may be called."""
 _CHECKSUM: Final = "sha256"
 """Key of the manifest: SHA-256 of the canonical JSON of all its other keys."""

@@ -31,7 +31,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rollgen.errors import DatasetError, MissingFile
-from rollgen.format.journal import JournalLine, committed_shards, file_sha256
+from rollgen.format.journal import JournalLine, committed_shards, file_sha256, is_unfinished, read_journal
 from rollgen.format.manifest import Manifest, check_format_version, read_manifest
 from rollgen.format.parquet import CheckedParquet, open_parquet, translated
 from rollgen.format.schema import (
@@ -46,7 +46,10 @@ from rollgen.format.schema import (
 _ADDED: Final = {"generation": pa.scalar(0, pa.int32())}
 """Columns that a MINOR added, and what a shard without them means."""
 _ALWAYS_STORED: Final = "prompt_index"
-_REMAKE: Final = "`rollgen generate --resume` sets the shard aside and makes its samples again"
+REMAKE: Final = (
+    "`rollgen repair` takes it out of the dataset; what was planned of it, `rollgen generate --resume` makes again"
+)
+"""What helps with a shard that is missing or damaged, with a plan or without."""
 KEY_COLUMNS: Final = ("prompt_index", "sample_index", "prompt_id", "generation")
 """What tells the samples of a dataset apart."""
 _MEND: Final = "`rollgen repair` mends the one of the two that is damaged"
@@ -122,7 +125,15 @@ class StoredShard:
 
     def open(self) -> ShardReader:
         """Open and check the shard: `open_shard`."""
-        return open_shard(self.path, line=self.line, config_digest=self.config_digest)
+        try:
+            return open_shard(self.path, line=self.line, config_digest=self.config_digest)
+        except MissingFile:
+            directory = self.path.parent.parent
+            if is_unfinished(directory) or self.name in read_journal(directory).retired:
+                raise MissingFile(
+                    f"{self.place}: replaced, or set aside, since the dataset was opened; start again"
+                ) from None
+            raise
 
     def sha256(self) -> str:
         """Of the whole file, as the journal has it, or else as it is."""
@@ -160,7 +171,7 @@ def open_dataset(directory: Path) -> StoredDataset:
     )
     missing = sorted(journal.committed.keys() - {shard.path.name for shard in shards})
     if missing:
-        raise MissingFile(f"{directory / DATA_DIR / missing[0]}: missing, though committed; {_REMAKE}")
+        raise MissingFile(f"{directory / DATA_DIR / missing[0]}: missing, though committed; {REMAKE}")
     return StoredDataset(directory, manifest, shards)
 
 
@@ -256,19 +267,19 @@ def verify_shard(
 
 def _translated(place: str) -> AbstractContextManager[None]:
     """Turn what is raised about a file into one line that names `place`."""
-    return translated(place, "damaged or not a shard", _REMAKE)
+    return translated(place, "damaged or not a shard", REMAKE)
 
 
 def check_size(size: int, place: str, line: JournalLine) -> None:
     """Raise DatasetError when a shard has not the committed size."""
     if size != line.bytes:
-        raise DatasetError(f"{place}: {size} bytes, the journal says {line.bytes}: truncated or overwritten; {_REMAKE}")
+        raise DatasetError(f"{place}: {size} bytes, the journal says {line.bytes}: truncated or overwritten; {REMAKE}")
 
 
 def check_footer_hash(place: str, line: JournalLine, footer: bytes) -> None:
     """Raise DatasetError when a footer (`read_footer`) is not the committed one."""
     if hashlib.sha256(footer).hexdigest() != line.footer_sha256:
-        raise DatasetError(f"{place}: the footer is not the one that was committed; {_REMAKE}")
+        raise DatasetError(f"{place}: the footer is not the one that was committed; {REMAKE}")
 
 
 def _check_footer(place: str, parquet: CheckedParquet, config_digest: str | None) -> pa.Schema:

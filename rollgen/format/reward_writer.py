@@ -20,7 +20,16 @@ from rollgen.format.commit import is_same_file, open_lock, writable
 from rollgen.format.files import new_file, refuse_links
 from rollgen.format.manifest import fsync_directory
 from rollgen.format.parquet import open_parquet
-from rollgen.format.rewards import Part, PartRecord, ScorerRecord, list_parts, part_schema, read_parts
+from rollgen.format.rewards import (
+    Part,
+    PartRecord,
+    ScorerRecord,
+    check_values,
+    list_parts,
+    part_schema,
+    read_parts,
+    read_record,
+)
 from rollgen.format.schema import (
     FOOTER_CONFIG_DIGEST,
     FOOTER_FORMAT_VERSION,
@@ -93,11 +102,12 @@ class RewardWriter:
         try:
             self._build(temporary, rows, record)
             os.link(temporary, self._place / record.file)  # never overwrites
-            temporary.unlink()
             fsync_directory(self._place)
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise DatasetError(f"{temporary}: cannot be written: {reason}; what was committed before stays") from error
+        finally:
+            temporary.unlink(missing_ok=True)
 
     def remove(self, parts: Iterable[Part]) -> None:
         """Take these parts away: those that were replaced, or of a rescoring that does not go on."""
@@ -127,13 +137,15 @@ class RewardWriter:
                     writer.write_table(rows.slice(start, _ROW_GROUP_ROWS).cast(schema), _ROW_GROUP_ROWS)
             file.flush()
             os.fsync(file.fileno())
-        self._read_back(path, rows)
+        self._read_back(path, rows, record)
 
-    def _read_back(self, path: Path, rows: pa.Table) -> None:
-        """Raise DatasetError unless the file holds these rows."""
+    def _read_back(self, path: Path, rows: pa.Table, record: PartRecord) -> None:
+        """Raise DatasetError unless the file holds these, and ValueError unless readers take it."""
+        check_values(rows)
         with open_parquet(path) as file:
+            found = read_record(file)
             groups = [file.read(index, rows.schema.names) for index in range(len(file.groups))]
-        if not pa.concat_tables([rows.schema.empty_table(), *groups]).equals(rows):
+        if found != record or not pa.concat_tables([rows.schema.empty_table(), *groups]).equals(rows):
             raise DatasetError(f"{path}: does not hold what was written; is the disk failing?")
 
     def _next_sequence(self) -> int:

@@ -30,6 +30,7 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import TypeAdapter
 
 from rollgen.config import digest
@@ -47,6 +48,7 @@ from rollgen.format.schema import (
     REWARDS_DIR,
     REWARDS_KEY,
 )
+from rollgen.rollouts import LARGEST_REWARD
 
 if TYPE_CHECKING:
     from rollgen.rollouts import Int64Array
@@ -55,6 +57,8 @@ if TYPE_CHECKING:
 
 REWARD: Final = "reward"
 """The column that every file has; further ones are the scorer's."""
+_ERROR: Final = "error"
+"""The column that says why there is none."""
 _NAME: Final = re.compile(r"[A-Za-z0-9_]{1,100}")
 _COLUMN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _PART_NAME: Final = re.compile(r"(?P<name>[A-Za-z0-9_]{1,100})-(?P<sequence>[0-9]{6,18})\.parquet")
@@ -70,7 +74,7 @@ class ScorerRecord:
     function: str
     """`module:function`, or the name of a built-in scorer."""
     source_sha256: str | None
-    """Of the module's source file; None for a built-in, and where the module has no file."""
+    """Of the module's file, or of the archive that it is in; None for a built-in, and where the module has no file."""
     field: str | None = None
     """Of a built-in: the field of the metadata that it compares with."""
     extract: str | None = None
@@ -188,7 +192,7 @@ def _parts(directory: Path) -> list[tuple[Path, re.Match[str]]]:
 
 def read_parts(directory: Path, name: str, config_digest: str) -> list[Part]:
     """What all files of a name say, in order. Raises DatasetError for one that is damaged or of another dataset."""
-    return [_read_part(path, config_digest) for path in list_parts(directory, name)]
+    return [read_part(path, config_digest) for path in list_parts(directory, name)]
 
 
 def in_force(parts: Sequence[Part]) -> list[Part]:
@@ -206,7 +210,7 @@ def rewards_in_force(directory: Path, name: str, config_digest: str, columns: Se
     while True:
         paths = list_parts(directory, name)
         try:
-            return read_rewards(in_force([_read_part(path, config_digest) for path in paths]), columns)
+            return read_rewards(in_force([read_part(path, config_digest) for path in paths]), columns)
         except MissingFile:
             if list_parts(directory, name) == paths:
                 raise
@@ -260,35 +264,45 @@ def _parser() -> TypeAdapter[PartRecord]:
     return TypeAdapter(PartRecord)
 
 
-def _read_part(path: Path, config_digest: str) -> Part:
+def read_part(path: Path, config_digest: str) -> Part:
+    """What a file says. Raises DatasetError for one that is damaged or of another dataset."""
     with translated(str(path), "damaged, or no file of rewards", _FIX), open_parquet(path) as file:
         metadata = file.file.metadata.metadata or {}
         if REWARDS_KEY not in metadata:
             raise ValueError(f"its footer has no {REWARDS_KEY.decode()}")
         check_format_version(metadata.get(FOOTER_FORMAT_VERSION, b"").decode(), path)
-        record = _parse_record(metadata[REWARDS_KEY])
+        record = read_record(file)
         if record.file != path.name:
             raise ValueError(f"it says that it is {record.file}")
-        _check_content(file, record)
         stored_digest = metadata.get(FOOTER_CONFIG_DIGEST, b"").decode()
     if stored_digest != config_digest:
         raise DatasetError(f"{path}: rewards of another dataset (config digest {stored_digest[:12] or 'absent'})")
     return Part(path, record)
 
 
-def _parse_record(text: bytes) -> PartRecord:
+def read_record(file: CheckedParquet) -> PartRecord:
+    """What an open file of rewards says of itself. Raises ValueError unless it has these rows and columns."""
+    text = (file.file.metadata.metadata or {})[REWARDS_KEY]
     said = parse_object(text)
     if said.pop(_CHECKSUM, None) != digest(said):
         raise ValueError(f"its record does not fit its {_CHECKSUM}")
-    return _parser().validate_json(text, strict=True)
-
-
-def _check_content(file: CheckedParquet, record: PartRecord) -> None:
-    """Raise ValueError unless the file has the rows and columns of its record."""
+    record = _parser().validate_json(text, strict=True)
     if sum(file.row_counts) != record.rows:
         raise ValueError(f"{sum(file.row_counts)} rows, its record says {record.rows}")
     if not file.schema.equals(part_schema(record.columns)):
         raise ValueError("its columns are not those of its record")
+    return record
+
+
+def check_values(table: pa.Table) -> None:
+    """Raise ValueError unless each row has a reward or an error, and every number is one that a reader may hand out."""
+    if pc.any(pc.equal(table[REWARD].is_null(), table[_ERROR].is_null())).as_py():
+        raise ValueError("a row has a reward and an error, or neither")
+    for name in table.schema.names:
+        if table.schema.field(name).type == pa.float64():
+            fits = pc.less_equal(pc.abs(table[name]), LARGEST_REWARD)  # not of what is no number
+            if pc.any(pc.invert(fits)).as_py():
+                raise ValueError(f"column {name!r} has a number that is not finite, or that float32 cannot hold")
 
 
 def _read_table(part: Part, names: Sequence[str]) -> pa.Table:
@@ -296,5 +310,10 @@ def _read_table(part: Part, names: Sequence[str]) -> pa.Table:
     schema = part_schema(part.record.columns)
     there = [name for name in names if name in schema.names]
     with translated(str(part.path), "damaged", _FIX), open_parquet(part.path) as file:
-        groups = [file.read(index, there) for index in range(len(file.groups))]
+        groups = [_checked(file.read(index, [*there, _ERROR]), there) for index in range(len(file.groups))]
     return pa.concat_tables([pa.schema([schema.field(name) for name in there]).empty_table(), *groups])
+
+
+def _checked(group: pa.Table, names: Sequence[str]) -> pa.Table:
+    check_values(group)
+    return group.select(names)

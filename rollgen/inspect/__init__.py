@@ -5,5 +5,6 @@ curves      figures that are drawn: along responses, over lengths and, by throug
 report      both, and samples, as one page for a browser
 sample      one completion, token by token; sample_view shows it
 status      how far a run is; status_view shows it
+chat        prompts that were chats
 estimate    what a run will take, before it starts
 """

@@ -20,7 +20,7 @@ from rich import filesize
 
 from rollgen.errors import DatasetError
 from rollgen.format.commit import Remote, live_writers, start_section
-from rollgen.format.files import new_file
+from rollgen.format.files import new_file, open_regular
 from rollgen.format.journal import list_shards, read_journal, totals
 from rollgen.format.layout import CARD_FILE
 from rollgen.format.manifest import read_manifest
@@ -28,7 +28,7 @@ from rollgen.format.reader import open_dataset
 from rollgen.format.schema import shard_schema
 from rollgen.inert import brief, shorten
 from rollgen.inspect.stats import settings_of, stats_of
-from rollgen.inspect.terminal import number, share
+from rollgen.inspect.terminal import counted, number, share
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -116,6 +116,8 @@ MEANINGS: Final = {
 _SPECIAL: Final = re.compile(r"([\\`*_\[\]|~$@:#]|(?<=www)\.)", re.IGNORECASE)
 """What starts inline markup, a table cell, a mention, a link or a formula on the usual hubs."""
 _SETTING: Final = 200
+_MAX_BYTES: Final = 4 << 20
+"""Of a card: more than a thousand runs of a merged dataset take."""
 _OF_ALL: Final = ("vocabulary", "format")
 """What is the same in all runs of a merged dataset, or says nothing of it."""
 _RULE: Final = "\n---\n"
@@ -149,8 +151,8 @@ def write_card(directory: Path, *, url: str | None = None) -> None:
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise DatasetError(
-            f"{card}: cannot be written: {error.strerror or error}; what was sampled is stored, and the next run that "
-            "stores samples writes it"
+            f"{card}: cannot be written: {error.strerror or error}; the samples are stored, and whole "
+            "without it; the next run that stores some writes it"
         ) from error
     with suppress(FileNotFoundError):  # whoever started meanwhile took it for a leftover, and will write a newer one
         os.replace(temporary, card)
@@ -182,8 +184,8 @@ def journal_card(directory: Path, url: str) -> str:
     rows, tokens, mask_ids = totals(lines)
     figures = [("rows", f"{rows:,}"), ("generated tokens", f"{tokens:,}")]
     if mask_ids:
-        figures.append(("ids in supports", f"{mask_ids:,}, {number(round(mask_ids / tokens, 1))} a token"))
-    figures.append(("size", f"{filesize.decimal(sum(line.bytes for line in lines))} in {len(lines):,} files"))
+        figures.append(("ids in supports", f"{mask_ids:,}"))
+    figures.append(("size", f"{filesize.decimal(sum(line.bytes for line in lines))} in {counted(len(lines), 'file')}"))
     return _card(url.rpartition("/")[2], read_manifest(directory), figures)
 
 
@@ -260,11 +262,13 @@ def _figures(stats: DatasetStats) -> Iterable[tuple[str, str]]:
     if support is not None and support.size is not None:
         yield "support size", f"mean {number(round(support.size.mean, 1))}, largest {number(support.size.max)} ids"
         yield "singleton supports", share(support.singletons, support.tokens)
+    if support is not None and support.full_vocabulary:
+        yield "drawn from the full vocabulary", share(support.full_vocabulary, support.tokens)
     if logprobs is not None:
         yield "mean surprisal", f"{number(logprobs.surprisal)} nats a token"
     if samples.unreplayable:
         yield "samples that cannot be replayed", f"{samples.unreplayable:,}"
-    yield "size", f"{filesize.decimal(stats.files.bytes)} in {stats.files.shards:,} files"
+    yield "size", f"{filesize.decimal(stats.files.bytes)} in {counted(stats.files.shards, 'file')}"
 
 
 def _columns(manifest: Manifest) -> Iterable[tuple[str, str, str]]:
@@ -285,13 +289,24 @@ def _mark(text: str) -> str:
 def _kept_front_matter(card: Path) -> str | None:
     """The front matter to write: that of a card whose text is as it was written, or a new one without a card.
 
-    None for a card that is to be left alone: a link or a pipe is somebody's, whatever comes out of it.
+    None for a card that is to be left alone: a link or a pipe is somebody's, whatever comes out of it, and so is what
+    is no UTF-8, does not begin with the rule of a front matter, or is larger than any card. Raises DatasetError when it
+    cannot be read.
     """
     if not os.path.lexists(card):
         return FRONT_MATTER
     if card.is_symlink() or not card.is_file():
         return None
-    content = card.read_text(encoding="utf-8", errors="replace")
+    try:
+        with open_regular(card) as file:
+            content = file.read(_MAX_BYTES).decode()  # what is cut off has no mark
+    except UnicodeDecodeError:
+        return None
+    except OSError as error:
+        raise DatasetError(
+            f"{card}: cannot be read: {error.strerror or error}; make it readable, or take it away to have a new one"
+        ) from error
     front_matter, rule, rest = content.partition(_RULE)
     text = rest[: -len(_mark(""))]
-    return front_matter + rule if rest == text + _mark(text) else None
+    is_ours = content.startswith(_RULE[1:]) and rest == text + _mark(text)
+    return front_matter + rule if is_ours else None

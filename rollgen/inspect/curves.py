@@ -44,6 +44,8 @@ Ints = npt.NDArray[np.int64]
 class Quartiles:
     """The middle half of some values, and their mean."""
 
+    tokens: int
+    """That have one."""
     lower: float
     median: float
     upper: float
@@ -60,11 +62,11 @@ class Stretch:
     singletons: int
     """Tokens whose support is one id."""
     support: Quartiles | None
-    """Ids in the support of a token; None where nothing is truncated."""
+    """Ids in the supports of the tokens that were truncated; None where none was."""
     surprisal: Quartiles
     """Nats: -log pi_old of the sampled token."""
     entropy: Quartiles | None
-    """Nats, exact over the support of a token; None where support_logprobs are not stored."""
+    """Nats, exact over the supports of these; None also where support_logprobs are not stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,14 +178,14 @@ def _stretches(
 
 def _sizes(table: pl.DataFrame) -> Quartiles:
     size, tokens = table["size"].to_numpy(), table["tokens"].to_numpy()
-    return Quartiles(*_quartiles(size, tokens), mean=float(size @ tokens / tokens.sum()))
+    return Quartiles(int(tokens.sum()), *_quartiles(size, tokens), mean=float(size @ tokens / tokens.sum()))
 
 
 def _nats(table: pl.DataFrame) -> Quartiles:
     tokens = table["tokens"].to_numpy()
     lower, median, upper = _quartiles(table["bin"].to_numpy(), tokens)
     mean = 0.0 + float(table["total"].to_numpy().sum() / tokens.sum())  # never -0.0
-    return Quartiles(lower / NAT_BINS, median / NAT_BINS, upper / NAT_BINS, mean)
+    return Quartiles(int(tokens.sum()), lower / NAT_BINS, median / NAT_BINS, upper / NAT_BINS, mean)
 
 
 def _quartiles(values: Ints, counts: Ints) -> tuple[float, float, float]:

@@ -80,12 +80,24 @@ class Decoder:
         piece = self._piece(token_id)
         if piece is None:
             return f"<{token_id}>"
+        if (text := self._text(token_id, piece)) is not None:
+            return text
+        return piece if token_id in self._special else _bytes_of(piece)
+
+    def is_text(self, token_id: int) -> bool:
+        """Whether `name` is text that was generated, and does not stand for what is none: a special token, broken
+        bytes, an id that the tokenizer lacks."""
+        piece = self._piece(token_id)
+        return piece is not None and self._text(token_id, piece) is not None
+
+    def _text(self, token_id: int, piece: str) -> str | None:
+        """Of one id by itself; None where it has none."""
         if token_id in self._special:
-            return piece
+            return None
         text = self._decode([token_id])
         if piece.startswith(_WORD_START) and not text.startswith(" "):
             text = f" {text}"
-        return _bytes_of(piece) if not text or REPLACEMENT in text else text
+        return None if not text or REPLACEMENT in text else text
 
     def cells(self, token_ids: Sequence[int], before: Sequence[int] = ()) -> list[Cell]:
         """Cut `token_ids` into cells that cover them; `before` are the tokens in front of them."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rollgen.format.reader import ShardReader, StoredDataset, StoredShard
 
 _KEY: Final = ("prompt_id", "sample_index", "generation")
-_SUFFIX: Final = re.compile(r"(?P<id>.+):(?P<sample>[0-9]{1,9})(?:@(?P<generation>[0-9]{1,9}))?", re.DOTALL | re.ASCII)
+_SUFFIX: Final = re.compile(r"(?P<id>.*):(?P<sample>[0-9]{1,9})(?:@(?P<generation>[0-9]{1,9}))?", re.DOTALL | re.ASCII)
 _COMPARED_IDS: Final = 20_000
 """Ids that a mistyped one is compared with at most: about a second."""
 _SUGGESTIONS: Final = 3

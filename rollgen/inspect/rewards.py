@@ -114,7 +114,8 @@ def _bars(values: npt.NDArray[np.float64]) -> Iterator[RewardBar]:
     distinct, counts = np.unique(values, return_counts=True)
     lows = highs = distinct
     if len(distinct) > BARS:
-        counts, edges = np.histogram(values, BARS)
+        edges = np.linspace(distinct[0], distinct[-1], BARS + 1)  # some may be the same: numpy's histogram refuses that
+        counts = np.bincount(np.searchsorted(edges[1:-1], values, side="right"), minlength=BARS)
         lows, highs = edges[:-1], edges[1:]
     for low, high, samples in zip(lows.tolist(), highs.tolist(), counts.tolist(), strict=True):
         yield RewardBar(low, high, samples)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rollgen.errors import DatasetError
 from rollgen.format.journal import file_sha256
-from rollgen.format.reader import check_row_groups, verify_shard
+from rollgen.format.reader import REMAKE, check_row_groups, verify_shard
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,7 +50,4 @@ def _check_content(shard: StoredShard) -> None:
     if shard.line is None:
         verify_shard(shard.path, config_digest=shard.config_digest)
     elif file_sha256(shard.path) != shard.line.sha256:
-        raise DatasetError(
-            f"{shard.path}: damaged: not the bytes that were committed; "
-            "`rollgen generate --resume` sets the shard aside and makes its samples again"
-        )
+        raise DatasetError(f"{shard.path}: damaged: not the bytes that were committed; {REMAKE}")

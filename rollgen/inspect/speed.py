@@ -3,11 +3,13 @@
 Each writer's rate is that of its commits since it began to sample, or of those of the last RECENT_SECONDS; rates of
 writers that work beside each other add up. A commit's time is the modification time of its shard, and when sampling
 began says the log of the attempt, because a model may load for minutes before. Times of files are believed only as long
-as the manifest's own time agrees with what it says: in a copy of a directory they mean nothing.
+as the manifest's own time agrees with what it says: in a copy of a directory they mean nothing. (`throughput.py`, which
+looks further back, holds each of them against the logs, whose times are text.)
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections import defaultdict
 from contextlib import suppress
@@ -33,6 +35,12 @@ _LOG: Final = re.compile(r"\d{8}T\d{6}-(?P<writer>[A-Za-z0-9_]+)\.log")
 _SAMPLING: Final = re.compile(rb"^(\S+) phase: generate$", re.MULTILINE)
 _LOG_HEAD: Final = 1 << 16
 """Bytes of a log that are searched for the beginning of sampling: what comes before is a few lines."""
+_LOG_TAIL: Final = 1 << 14
+"""Bytes that hold the last line of a log."""
+_ENDED_SECONDS: Final = 2.0
+"""Logs round down to seconds."""
+_SILENT_SECONDS: Final = 120.0
+"""For which a log that goes on, or that a kill has cut off, may have said nothing: it tells progress every minute."""
 
 
 class Commit(NamedTuple):
@@ -41,6 +49,16 @@ class Commit(NamedTuple):
     writer: str
     time: float
     tokens: int
+
+
+class Session(NamedTuple):
+    """The sampling of one attempt, as its log tells it."""
+
+    writer: str
+    began: float
+    """When it began to sample."""
+    ended: float
+    """No commit of it is later."""
 
 
 def is_task(writer: str) -> bool:
@@ -58,7 +76,7 @@ def tokens_per_second(
     started = last_start(directory, manifest)
     if started is None:
         return None
-    begun = dict(beginnings(directory))  # the last one of each
+    begun = {session.writer: session.began for session in sessions(directory)}  # the last one of each
     by_writer = defaultdict(list)
     for commit in commits:
         by_writer[WHOLE_NAME if is_task(commit.writer) else commit.writer].append(commit)
@@ -86,19 +104,29 @@ def last_start(directory: Path, manifest: Manifest) -> float | None:
     return started if abs(written - started) <= _CLOCK_SECONDS else None
 
 
-def beginnings(directory: Path) -> Iterator[tuple[str, float]]:
-    """Writer and time of each attempt that keeps a log and came to sample, oldest first."""
+def sessions(directory: Path) -> Iterator[Session]:
+    """Of each attempt that keeps a log and came to sample, oldest first."""
     for path in sorted((directory / LOGS_DIR).glob("*.log")):
-        if (name := _LOG.fullmatch(path.name)) and (time := _sampling_since(path)) is not None:
-            yield name["writer"], time
+        if (name := _LOG.fullmatch(path.name)) and (session := _session(path, name["writer"])) is not None:
+            yield session
 
 
-def _sampling_since(log: Path) -> float | None:
-    """When the sampling of an attempt began; None for one that did not, and for what is no log."""
+def _session(log: Path, writer: str) -> Session | None:
+    """What a log tells; None for an attempt that did not come to sample, and for what is no log."""
     with suppress(OSError, DatasetError, ValueError), open_regular(log) as file:
         found = _SAMPLING.search(file.read(_LOG_HEAD))
-        return None if found is None else datetime.fromisoformat(found[1].decode()).timestamp()
+        if found is None:
+            return None
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_TAIL))
+        stamp, said = file.read().splitlines()[-1].split(b" ", 1)
+        later = _ENDED_SECONDS if said.startswith(b"ended") else _SILENT_SECONDS
+        return Session(writer, _seconds(found[1]), _seconds(stamp) + later)
     return None
+
+
+def _seconds(stamp: bytes) -> float:
+    """Of a line of a log, since the epoch. Raises ValueError."""
+    return datetime.fromisoformat(stamp.decode()).timestamp()
 
 
 def _earliest(directory: Path, writer: str, started: float, at_work: frozenset[str] | None) -> float:

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rollgen.inert import brief, plain, shorten
+from rollgen.inspect.chat import text_of, turns_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -86,6 +87,11 @@ def counted(count: int, noun: str) -> str:
 def number(value: float) -> str:
     """At most three decimals, thousands separated: 1234.5 is `1,234.5`."""
     return f"{value:z,.3f}".rstrip("0").rstrip(".")
+
+
+def significant(value: float, digits: int = 6) -> str:
+    """At most so many significant digits, of a value of any size: `0.0004`, `12,345.7`, `1e+38`."""
+    return f"{value:z,.{digits}g}"
 
 
 def duration(seconds: float) -> str:
@@ -188,7 +194,8 @@ def _supports(stats: DatasetStats) -> Iterator[Row]:
     if support is None:
         return
     if (size := support.size) is not None:
-        yield "Support", _figures(size, ("mean", "median", "p99", "max"), 1, "ids a token")
+        unit = "ids a truncated token" if support.full_vocabulary else "ids a token"
+        yield "Support", _figures(size, ("mean", "median", "p99", "max"), 1, unit)
         yield (
             "",
             line(
@@ -235,7 +242,9 @@ def _logprobs(stats: DatasetStats) -> Iterator[Row]:
         ),
     )
     if logprobs.support_entropy is not None:
-        yield "Entropy", line(f"mean {number(logprobs.support_entropy)} nats a token, exact over the support")
+        mean = f"mean {number(logprobs.support_entropy)} nats a token, exact over the support"
+        without = 0 if stats.support is None else stats.support.full_vocabulary
+        yield "Entropy", line(mean, f"not of the {counted(without, 'token')} without one" if without else "")
 
 
 def _plots(curves: Curves) -> Iterator[Row]:
@@ -254,7 +263,7 @@ def _plots(curves: Curves) -> Iterator[Row]:
 
 def _along_the_response(curves: Curves) -> Iterator[Plot]:
     stretches = curves.stretches
-    supports = [(part.support.mean, part.tokens) for part in stretches if part.support is not None]
+    supports = [(part.support.mean, part.support.tokens) for part in stretches if part.support is not None]
     if supports:
         means = _means(supports)
         yield "support by position", means, f"{_range(means, 1)} ids"
@@ -310,8 +319,8 @@ def _rewards(stats: DatasetStats) -> Iterator[Row]:
         yield label, line(shorten(f"{each.name} by {each.scorer}", _SETTING), f"{each.scored:,} scored", missing)
         label = ""
         if (figures := each.figures) is not None:
-            told = f"mean {number(figures.mean)}", f"std {number(figures.std)}"
-            span = f"{number(figures.min)} to {number(figures.max)}"
+            told = f"mean {significant(figures.mean, 4)}", f"std {significant(figures.std, 4)}"
+            span = f"{significant(figures.min)} to {significant(figures.max)}"
             yield "", line(*told, span, f"no gradient {share(figures.equal_prompts, figures.prompts)} of prompts")
 
 
@@ -333,10 +342,11 @@ def notes(stats: DatasetStats) -> Iterator[str]:
     if stats.samples.unreplayable:
         yield f"samples that cannot be replayed (loaders refuse them): {stats.samples.unreplayable:,}"
     support = stats.support
-    if support is not None and support.beyond_tokenizer:
+    if support is not None and (support.beyond_tokenizer or support.sampled_beyond_tokenizer):
+        where = " (from the full vocabulary too)" if support.full_vocabulary else ""
         yield (
-            f"tokens with ids beyond the tokenizer in their support: {support.beyond_tokenizer:,}, "
-            f"sampled: {support.sampled_beyond_tokenizer:,}; size trainers by the model's vocabulary"
+            f"ids beyond the tokenizer: in the supports of {counted(support.beyond_tokenizer, 'token')}, sampled as "
+            f"{support.sampled_beyond_tokenizer:,}{where}; size trainers by the model's vocabulary"
         )
 
 
@@ -364,8 +374,5 @@ def _example(example: Example) -> Group:
 
 def last_turn(prompt: str) -> str:
     """The text of a chat's last message, where `prompt` is messages as JSON text; else `prompt` itself."""
-    try:
-        messages = json.loads(prompt)
-        return str(messages[-1]["content"])
-    except (ValueError, TypeError, LookupError, RecursionError):
-        return prompt
+    chat = turns_of(prompt)
+    return prompt if chat is None else text_of(chat[-1])

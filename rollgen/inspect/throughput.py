@@ -2,14 +2,19 @@
 
 A commit's time is the modification time of its shard; its tokens were made since the commit before it of the same
 writer, or since that writer began to sample. Rates of writers that work beside each other add up. Time in which nobody
-sampled, between two attempts or while models loaded, is left out. `speed.py` says which times are believed; there is
-nothing to tell where they are not, or where shards have been rewritten since.
+sampled, between two attempts or while models loaded, is left out.
+
+Times of files change when a dataset is copied, or a shard fetched again, and then nothing is told: a commit has to lie
+in what a log says of its writer's sampling, or, of a writer that keeps none, behind the start of the last attempt as
+`speed.last_start` believes it, and no commit of a writer before one with a lower number. Nor is there anything to tell
+where shards have been rewritten.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -18,12 +23,15 @@ import numpy.typing as npt
 from rollgen.format.commit import WHOLE_NAME
 from rollgen.format.journal import parse_shard_name
 from rollgen.format.replacement import COMPACTOR, REPAIRER
-from rollgen.inspect.speed import Commit, beginnings, is_task, last_start, started_at
+from rollgen.inspect.speed import Commit, is_task, last_start, sessions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from rollgen.format.reader import StoredDataset
+
+Span = tuple[float, float]
+"""When somebody sampled: from, until."""
 
 POINTS: Final = 60
 """Stretches of time that are told apart."""
@@ -51,27 +59,40 @@ def throughput(dataset: StoredDataset) -> Throughput | None:
 
     Raises DatasetError for a time in the manifest that is none.
     """
-    directory, manifest = dataset.directory, dataset.manifest
-    commits = list(_commits(dataset))
-    rewritten = any(commit.writer in (COMPACTOR, REPAIRER) for commit in commits)
-    if rewritten or last_start(directory, manifest) is None:
-        return None
-    begun = defaultdict(list, {"": [started_at(directory, attempt) for attempt in manifest.attempts]})
-    for writer, time in beginnings(directory):
-        begun[writer].append(time)
-    by_writer = defaultdict(list)
-    for commit in commits:
-        by_writer[WHOLE_NAME if is_task(commit.writer) else commit.writer].append(commit)
-    made = [it for name, those in by_writer.items() for it in _intervals(those, begun.get(name) or begun[""])]
+    spans = defaultdict[str, list[Span]](list)
+    for session in sessions(dataset.directory):
+        spans[session.writer].append((session.began, session.ended))
+    last = last_start(dataset.directory, dataset.manifest)
+    untold = [] if last is None else [(last, np.inf)]
+    by_writer = defaultdict[str, list[Commit]](list)
+    for name, commits in _commits(dataset).items():
+        whose = WHOLE_NAME if is_task(name) else name
+        if name in (COMPACTOR, REPAIRER) or not _are_believed(commits, spans.get(whose, untold)):
+            return None
+        by_writer[whose] += commits
+    made = [
+        interval
+        for name, commits in by_writer.items()
+        for interval in _intervals(commits, [began for began, _ in spans.get(name, untold)])
+    ]
     return _rates(np.array(made, np.float64)) if made else None
 
 
-def _commits(dataset: StoredDataset) -> Iterator[Commit]:
-    """Of the shards whose journal line is written: a live run's last one comes next time."""
+def _commits(dataset: StoredDataset) -> dict[str, list[Commit]]:
+    """By writer and in its order, of shards whose journal line is written: a live run's last one comes next time."""
+    found = defaultdict[str, dict[int, Commit]](dict)
     for shard in dataset.shards:
         place = parse_shard_name(shard.name)
         if shard.line is not None and place is not None:
-            yield Commit(place[0], shard.path.stat().st_mtime, shard.line.tokens)
+            writer, number = place
+            found[writer][number] = Commit(writer, shard.path.stat().st_mtime, shard.line.tokens)
+    return {writer: [commits[number] for number in sorted(commits)] for writer, commits in found.items()}
+
+
+def _are_believed(commits: Sequence[Commit], spans: Sequence[Span]) -> bool:
+    """Whether commits of a writer, in its order, may have been made at these times, by one who sampled in `spans`."""
+    in_order = all(one.time <= other.time for one, other in pairwise(commits))
+    return in_order and all(any(began <= it.time <= ended for began, ended in spans) for it in commits)
 
 
 def _intervals(commits: Iterable[Commit], begun: Sequence[float]) -> Iterator[tuple[float, float, int]]:

@@ -88,7 +88,7 @@ class Rollout:
     """int16 [P + T - 1, layers, top_k], where each token of prompt and response but the last one was sent; None unless
     asked for."""
     rewards: dict[str, float] = field(default_factory=dict)
-    """By name, those that were asked for."""
+    """By name, those that were asked for, as they are stored: in float64."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -147,7 +147,7 @@ class RolloutBatch:
     """int16 [R, L, layers, top_k], the experts that took each token of `input_ids`; 0 on padding and at the last token
     of each rollout, which never went through the model that sampled. None unless asked for."""
     rewards: dict[str, Tensor] = field(default_factory=dict)
-    """float32 [B] by name, those that were asked for."""
+    """float32 [B] by name, those that were asked for: rounded, whole numbers beyond 2^24 too; none overflows."""
     cursor: Cursor | None = None
     """Of a stream: for `state_dict`."""
     lost: int = 0

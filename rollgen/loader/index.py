@@ -457,5 +457,6 @@ def _check_replayable(
         refused = int((~usable).sum())
         raise UsageError(
             f"{first.place}: the first of {refused} samples that cannot be replayed (penalties or biases changed the "
-            "logits inside the support): allow_unreplayable=True takes them all the same"
+            "logits inside the support); allow_unreplayable=True in Python, --allow-unreplayable on the command line, "
+            "takes them all the same"
         )

@@ -15,10 +15,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from rollgen.errors import DatasetError, UsageError
+from rollgen.errors import UsageError
 from rollgen.format.keys import Keys
 from rollgen.format.reader import StoredDataset
-from rollgen.format.rewards import REWARD, Rewards, is_name, reward_names, rewards_in_force, token_checksums
+from rollgen.format.rewards import (
+    REWARD,
+    Rewards,
+    ScorerRecord,
+    is_name,
+    reward_names,
+    rewards_in_force,
+    token_checksums,
+)
 from rollgen.loader.samples import Samples
 from rollgen.remote.objects import ObjectStore
 
@@ -37,17 +45,20 @@ class SampleRewards:
     """float64 [S] by the names that were asked for, all finite."""
     checksums: dict[str, Int64Array]
     """int64 [S] by the names of rewards: of the tokens that were scored."""
+    scorers: dict[str, ScorerRecord]
+    """By the names of rewards, of the last dataset: who computed them."""
 
     def attached(self, samples: Samples, rows: Int64Array, numbers: slice, place: str) -> Samples:
         """A row group, with the rewards of these `rows` of it, which are the samples of these `numbers`.
 
-        Other rows have NaN, and are not handed out. Raises DatasetError, naming `place`, when tokens have changed.
+        Other rows have NaN, and are not handed out. Raises UsageError, naming `place`, when tokens have changed: the
+        samples have no reward then, which is no damage that a stream may skip.
         """
         checksums = token_checksums(samples.token_ids)[rows]
         for name, wanted in self.checksums.items():
             changed = int((checksums != wanted[numbers]).sum())
             if changed:
-                raise DatasetError(
+                raise UsageError(
                     f"{place}: {changed} samples were made again since rewards {name!r} were; `rollgen score` scores "
                     "them again"
                 )
@@ -63,6 +74,8 @@ def with_rewards(index: Index, places: Sequence[Place], names: Sequence[str]) ->
     Raises UsageError for a name that a dataset has not, when samples have no reward, with the command that gives them
     one, and for a dataset in object storage; DatasetError for damage.
     """
+    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+        raise UsageError("rewards must be a name like 'correct' or 'correct.format', or a list of such names")
     if not names:
         return index
     for place in places:
@@ -73,17 +86,20 @@ def with_rewards(index: Index, places: Sequence[Place], names: Sequence[str]) ->
     keys = Keys(index.prompt_index, index.sample_index, index.generation)
     values = {name: np.full(len(index), np.nan) for name in columns}
     checksums = {name: np.zeros(len(index), np.int64) for name, _ in columns.values()}
+    scorers: dict[str, ScorerRecord] = {}
     for name, checksum in checksums.items():
         wanted = {each: column for each, (rewards_name, column) in columns.items() if rewards_name == name}
         for stored, members in zip(index.datasets, of_dataset, strict=True):
             rewards = _read(stored, name, list(wanted.values()))
+            assert rewards.scorer is not None  # or `_read` had refused
+            scorers[name] = rewards.scorer
             row = rewards.rows_of(keys.taken(members))
             there = row >= 0
             checksum[members[there]] = rewards.tokens_crc32[row[there]]
             for each, column in wanted.items():
                 values[each][members[there]] = rewards.values[column][row[there]]
                 _check_all(values[each][members], each, rewards, stored)
-    return replace(index, rewards=SampleRewards(values, checksums))
+    return replace(index, rewards=SampleRewards(values, checksums, scorers))
 
 
 def _column_of(name: str) -> tuple[str, str]:
@@ -114,7 +130,9 @@ def _check_all(values: Float64Array, asked: str, rewards: Rewards, stored: Store
     missing = int(np.isnan(values).sum())
     if missing:
         assert rewards.scorer is not None
-        raise UsageError(
-            f"{stored.directory}: {missing} of {len(values)} samples have no {asked!r}; `rollgen score "
-            f"{stored.directory} {rewards.scorer.options} --name {asked.partition('.')[0]}` scores what it can of them"
-        )
+        name, _, column = asked.partition(".")
+        command = f"`rollgen score {stored.directory} {rewards.scorer.options} --name {name}"
+        advice = f"{command}` scores what it can of them"
+        if column:
+            advice += f"; those that it scored without {column!r}, only `--rescore` scores again"
+        raise UsageError(f"{stored.directory}: {missing} of {len(values)} samples have no {asked!r}; {advice}")

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM: the work is cancelled, what is finished is committed, and the run ends as `Interrupted`."""
+"""SIGINT, SIGTERM, SIGHUP: the work is cancelled, what is finished is committed, and the run ends as `Interrupted`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CURRENT: ContextVar[Stop | None] = ContextVar("stop", default=None)
 
 
 class Interrupted(RollgenError):
-    """SIGINT or SIGTERM arrived; what was finished is committed, unless there was a `problem`."""
+    """SIGINT, SIGTERM or SIGHUP arrived; what was finished is committed, unless there was a `problem`."""
 
     def __init__(self, signal_number: int, stored: int | None = None, problem: BaseException | None = None) -> None:
         """`stored`: samples that this attempt has committed, where that is known and nothing went wrong."""
@@ -50,7 +50,8 @@ def is_stopping() -> bool:
 
 
 class Stop:
-    """Turns the first SIGINT or SIGTERM into a flag; a second one ends the process at once. Use as a context manager.
+    """Turns the first SIGINT, SIGTERM or SIGHUP into a flag; a second one ends the process at once, but for SIGHUP,
+    which a terminal that goes sends twice. SIGHUP that is ignored (`nohup`) stays so. Use as a context manager.
 
     Python delivers signals to the main thread only: a run in another thread is left to the program around it. The
     handlers are Python's, not the event loop's, so that the second signal counts also while the loop waits for
@@ -67,7 +68,8 @@ class Stop:
         self._token = _CURRENT.set(self)
         if threading.current_thread() is threading.main_thread():
             self._loop = asyncio.get_running_loop()
-            for number in (signal.SIGINT, signal.SIGTERM):
+            hangs_up = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+            for number in (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hangs_up else [])):
                 self._before[number] = signal.signal(number, self._arrived)
         return self
 
@@ -78,6 +80,8 @@ class Stop:
                 signal.signal(number, handler)
 
     def _arrived(self, number: int, frame: FrameType | None) -> None:
+        if self.signal_number and number == signal.SIGHUP:
+            return
         if self.signal_number:
             for child in multiprocessing.active_children():
                 child.kill()

@@ -46,6 +46,7 @@ _METADATA_PATTERNS = (
     "*.tiktoken",
     "chat_template*",
 )
+_SPECIAL_TOKENS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 _BLOCK = 4096
 _SPACED_BLOCKS = 64
 _HEADER_LIMIT = 100_000_000
@@ -79,12 +80,30 @@ def weight_files(directory: Path) -> list[Path]:
 def tokenizer_sha256(tokenizer: PreTrainedTokenizerBase) -> str:
     """SHA-256 (hex) over what decides ids: class, special tokens and the serialised backend (slow ones: vocabulary)."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    return digest(
-        {
-            "special_tokens": {name: str(token) for name, token in tokenizer.special_tokens_map.items()},
-            "tokenizer": backend.to_str() if backend else tokenizer.get_vocab(),
-        }
-    )
+    special_tokens = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
+    return _tokenizer_sha256(special_tokens, backend.to_str() if backend else tokenizer.get_vocab())
+
+
+def saved_tokenizer_sha256(tokenizer: bytes, settings: bytes) -> str | None:
+    """The same of a `tokenizer.json` and a `tokenizer_config.json`, without transformers; None where that is no pair.
+
+    Where the two are as transformers has saved them it is what `tokenizer_sha256` was; of others it need not be.
+    """
+    from tokenizers import Tokenizer
+
+    try:
+        said = json.loads(settings)
+        named = {name: said[name] for name in _SPECIAL_TOKENS if said.get(name) is not None}
+        texts = {name: token["content"] if isinstance(token, dict) else token for name, token in named.items()}
+        return _tokenizer_sha256(texts, Tokenizer.from_str(tokenizer.decode()).to_str())
+    except BaseException as error:  # tokenizers raises a bare Exception, and for a panic of its Rust less than that
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        return None
+
+
+def _tokenizer_sha256(special_tokens: dict[str, str], backend: str | dict[str, int]) -> str:
+    return digest({"special_tokens": special_tokens, "tokenizer": backend})
 
 
 def _matching(directory: Path, patterns: tuple[str, ...]) -> list[Path]:

@@ -72,6 +72,10 @@ class Keys(NamedTuple):
         return step
 
 
+CHECKED: Final = (*Keys._fields, *_COMPARED, *_SAMPLING, "max_tokens", "seed")
+"""Columns that `Planned.check` needs."""
+
+
 class Mismatch(NamedTuple):
     """One way in which some rows of a table are not what was asked for."""
 

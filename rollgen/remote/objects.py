@@ -31,7 +31,7 @@ from rollgen.inert import Discretion, brief
 _LIKE_A_URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)(:/|::(?=.*:/))")
 """Also what lost a slash, and chains as fsspec has them, which are refused: a directory would be made of either."""
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
-_S3, _GCS, _AZURE = "'rollgen[s3]'", "gcsfs", "adlfs"
+_S3, _GCS, _AZURE = "s3fs", "gcsfs", "adlfs"
 _BUCKETS: Final = {
     **{"s3": _S3, "s3a": _S3, "gs": _GCS, "gcs": _GCS, "az": _AZURE, "abfs": _AZURE, "abfss": _AZURE},
     "memory": "fsspec",

@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -21,16 +20,26 @@ from rollgen.errors import DatasetError
 from rollgen.format.commit import live_writers
 from rollgen.format.journal import RECORD_FILE, is_unfinished, list_shards, parse_shard_name
 from rollgen.format.manifest import PLANLESS, Manifest
-from rollgen.format.schema import DATA_DIR, FAILURES_DIR, JOURNAL_DIR, QUARANTINE_DIR, RETRY_FILES, retry_file
-from rollgen.prompts.planned import Keys, Planned, check_planless
+from rollgen.format.schema import (
+    DATA_DIR,
+    FAILURES_DIR,
+    JOURNAL_DIR,
+    MANIFEST_FILE,
+    QUARANTINE_DIR,
+    RETRY_FILES,
+    retry_file,
+)
+from rollgen.prompts.planned import Keys, Planned
 from rollgen.verify.files import CheckTable, ShardContent, check_bytes, check_content, check_counts, checking
 from rollgen.verify.findings import Finding, Findings, Kind
+from rollgen.verify.merged import StoredRuns
 from rollgen.verify.records import (
     JournalContent,
     check_failures,
     check_journal,
     check_manifest,
     check_planned,
+    check_rewards,
 )
 
 Progress = Callable[[int, int], None]
@@ -191,16 +200,25 @@ def _verify(directory: Path, progress: Progress | None) -> Verification:
         return _outcome(findings)
     planned = None if manifest is None else check_planned(directory, manifest, findings)
     check_failures(directory, planned, findings)
+    if manifest is not None:
+        check_rewards(directory, manifest, findings)
     for name in sorted(committed - {path.name for path in paths}):
-        findings.add("missing", directory / DATA_DIR / name, "not there, though committed; --resume makes it again")
-    shards = _Shards(journal, manifest, _planned_check(manifest, planned), findings, alive)
+        findings.add(
+            "missing", directory / DATA_DIR / name, "not there, though committed; put it back from a copy, or repair"
+        )
+    runs = StoredRuns(manifest) if manifest is not None and manifest.identity.get(PLANLESS) else None
+    shards = _Shards(journal, manifest, _planned_check(planned, runs), findings, alive)
     found = [(path, content) for path, content in shards.check(paths, progress) if content is not None]
     _check_unique(found, findings)
     notes += [*shards.notes(), *_other_files(directory, journal), *_other_lists(directory, manifest)]
     whole = ShardContent.joined([content for _, content in found])
     if whole.beyond_tokenizer:
         notes.append(f"sampled ids beyond the tokenizer, inside the model's vocabulary: {whole.beyond_tokenizer:,}")
-    notes += _lost_samples(manifest, whole.totals.rows)
+    if runs is not None:
+        for problem in runs.problems():
+            findings.add("manifest", directory / MANIFEST_FILE, problem)
+        if lost := runs.lost():
+            notes.append(f"samples that were merged and are not here any more: {lost:,}; merge again to have them back")
     return _outcome(
         findings,
         notes=tuple(notes),
@@ -211,13 +229,11 @@ def _verify(directory: Path, progress: Progress | None) -> Verification:
     )
 
 
-def _planned_check(manifest: Manifest | None, planned: Planned | None) -> CheckTable:
+def _planned_check(planned: Planned | None, runs: StoredRuns | None) -> CheckTable:
     """What is checked of rows beside the invariants; nothing where a plan is missing that should be there."""
     if planned is not None:
         return checking(planned.check)
-    if manifest is None or not manifest.identity.get(PLANLESS):
-        return lambda table: ()
-    return checking(partial(check_planless, runs=manifest.run_names))
+    return (lambda table: ()) if runs is None else checking(runs.check)
 
 
 @dataclass(slots=True)
@@ -313,13 +329,6 @@ def _count_samples(planned: Planned, keys: Keys) -> Samples:
     distinct = int(np.count_nonzero(stored.take(stored.order()).steps())) + bool(len(stored.prompt_index))
     total, skipped = plan.samples + sum(map(len, planned.retries)), int(plan.n[plan.tombstone].sum())
     return Samples(total, distinct, total - skipped - distinct, skipped)
-
-
-def _lost_samples(manifest: Manifest | None, rows: int) -> Iterator[str]:
-    """A merged dataset owes nothing: only its manifest knows how many samples there were."""
-    merged = sum(run.samples for run in manifest.runs) if manifest else 0
-    if merged > rows:
-        yield f"samples that were merged and are not here any more: {merged - rows:,}; merge again to have them back"
 
 
 def _other_lists(directory: Path, manifest: Manifest | None) -> Iterator[str]:

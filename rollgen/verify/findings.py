@@ -16,6 +16,7 @@ Kinds of findings, by what has to be done about them:
     lengths, sampling, ids       lists that do not align, parameters out of range, ids outside the vocabulary
     support, logprobs            a support or log-probability that no sampler can have returned
     extras                       weight versions or routed experts that no engine can have returned
+    rewards                      a file of rewards that readers refuse
     recompute                    the model does not give the log-probabilities that are stored
 """
 
@@ -56,6 +57,7 @@ Kind = Literal[
     "support",
     "logprobs",
     "extras",
+    "rewards",
     "recompute",
 ]
 

@@ -1,10 +1,14 @@
-"""Which rows of a dataset a model can recompute: all, or of a merged one those of the runs that it sampled."""
+"""What is verified of merged datasets only: that each run has its samples, and which of them a model can recompute."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from rollgen.config import canonical_json
 from rollgen.errors import UsageError
@@ -12,9 +16,37 @@ from rollgen.format.manifest import Manifest, ModelRecord, Run
 from rollgen.inert import brief
 from rollgen.prompts.fingerprint import directory_fingerprint
 from rollgen.prompts.model import resolve_commit
+from rollgen.prompts.planned import Mismatch, check_planless
 
 _NAMED = 8
 """Runs that an error names."""
+
+
+class StoredRuns:
+    """The rows of a dataset without a plan: each checked, and how many there are of each run."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._manifest = manifest
+        self._stored = Counter[str]()
+
+    def check(self, table: pa.Table) -> Iterator[Mismatch]:
+        """What is wrong with these rows, which are counted."""
+        if self._manifest.runs and "run" in table.column_names:
+            counts = pc.value_counts(table["run"])
+            self._stored.update(
+                dict(zip(*(counts.field(name).to_pylist() for name in ("values", "counts")), strict=True))
+            )
+        yield from check_planless(table, self._manifest.run_names)
+
+    def lost(self) -> int:
+        """Samples that were merged and are not here: nobody owes them, and only the manifest knows of them."""
+        return sum(max(0, run.samples - self._stored[run.name]) for run in self._manifest.runs)
+
+    def problems(self) -> Iterator[str]:
+        """Runs of which there are more than were merged."""
+        for number, run in enumerate(self._manifest.runs):
+            if (stored := self._stored[run.name]) > run.samples:
+                yield f"runs.{number}.samples is {run.samples}, but {stored} are stored"
 
 
 class Sampled(NamedTuple):
@@ -55,5 +87,5 @@ def fingerprint_of(model: str, record: ModelRecord, *, flag: str) -> str:
 
 
 def _named(runs: Sequence[Run]) -> str:
-    first = ", ".join(f"{run.name} ({brief(run.model.name)}, {run.model.dtype})" for run in runs[:_NAMED])
+    first = ", ".join(f"{brief(run.name)} ({brief(run.model.name)}, {run.model.dtype})" for run in runs[:_NAMED])
     return first + (f" and {len(runs) - _NAMED} more" if len(runs) > _NAMED else "")

@@ -1,4 +1,4 @@
-"""The records of a dataset against `schema/SPEC.md`: manifest, journal, plan, retry lists, failures.
+"""The records of a dataset against `schema/SPEC.md`: manifest, journal, plan, retry lists, failures, rewards.
 
 Readers stop at the first damage of a record; here what can still be read is read, so that one damaged line does not
 hide what else is wrong.
@@ -18,12 +18,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rollgen.config import digest
-from rollgen.errors import DatasetError
+from rollgen.errors import DatasetError, MissingFile, Unreadable
 from rollgen.format.failures import Failure
 from rollgen.format.journal import JournalLine, file_sha256, parse_shard_name
 from rollgen.format.jsonlines import line_files, parse_lines
 from rollgen.format.manifest import PLANLESS, RUN_NAME, Manifest, merged_identity, read_manifest
 from rollgen.format.retries import RetryList, read_retries
+from rollgen.format.rewards import list_parts, read_part, read_rewards, reward_names
 from rollgen.format.schema import (
     FAILURES_DIR,
     JOURNAL_DIR,
@@ -246,6 +247,20 @@ def check_failures(directory: Path, planned: Planned | None, findings: Findings)
         for place, failure in _lines(path, Failure, "failures", findings):
             if failure and planned and (problem := failure_problem(failure, planned)):
                 findings.add("failures", path, problem, place)
+
+
+def check_rewards(directory: Path, manifest: Manifest, findings: Findings) -> None:
+    """That readers take each file of rewards. A sample that has none is nothing wrong."""
+    for path in (path for name in reward_names(directory) for path in list_parts(directory, name)):
+        try:
+            read_rewards([read_part(path, manifest.config_digest)], None)
+        except MissingFile as error:
+            if path.is_symlink():  # else a rescoring has just taken its place
+                findings.add("rewards", path, error)
+        except Unreadable as error:
+            findings.add_error(path, error)
+        except DatasetError as error:
+            findings.add("rewards", path, error)
 
 
 def failure_problem(failure: Failure, planned: Planned) -> str | None:

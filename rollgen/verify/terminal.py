@@ -22,8 +22,9 @@ _HINTS: Final = (
         "if rollgen.json, plan.parquet or a retry list is an older copy, or another dataset's: put the right one back",
     ),
     (
-        {*get_args(Kind)} - {"manifest", "plan", "retries", "replacement", "recompute", "unreadable"},
-        "`rollgen repair` sets damaged shards aside and mends the journal; then --resume makes what is missing",
+        {*get_args(Kind)} - {"manifest", "plan", "retries", "replacement", "rewards", "recompute", "unreadable"},
+        "`rollgen repair` sets damaged shards aside and mends the journal; samples of a plan that are missing "
+        "then, --resume makes again",
     ),
 )
 """What helps, for kinds of findings that do not say it themselves; in the order in which it is to be done."""
@@ -103,6 +104,7 @@ _BY_HAND: Final = {
     **dict.fromkeys(("foreign", "unplanned", "mismatch", "seed", "footer"), _ACCUSED),
     "duplicate": "shards share some of their samples: move the one that you trust less out of data/, and repair again",
     "unreadable": "give the machine what it lacks, as memory or permission, and repair again",
+    "rewards": "remove these files, and `rollgen score` makes the rewards again",
     "damaged": "make the file readable, or move it out of data/, and repair again",
 }
 

@@ -42,7 +42,7 @@ def test_the_card_counts_the_new_shards(directory: Path) -> None:
     assert run(directory, "--dry-run").stdout.splitlines()[1] == "would be: 1 shard; no prompt in several"
     assert not (directory / "README.md").exists()
     run(directory)
-    assert "in 1 files" in (directory / "README.md").read_text()
+    assert "in 1 file" in (directory / "README.md").read_text()
 
 
 def test_json(directory: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from models.rewards import write_rewards
 from typer.testing import CliRunner, Result
 
+import rollgen
 from rollgen.cli.app import app
 from rollgen.errors import DatasetError, UsageError
 from rollgen.exporters.export import TRAINERS
@@ -27,7 +29,7 @@ def run(*arguments: object) -> Result:
 
 
 def test_what_is_printed(directory: Path, tmp_path: Path) -> None:
-    """What was written, a line for each column that is lost, and what the trainer must be told."""
+    """What was written, the columns that are lost, and what the trainer must be told."""
     out = tmp_path / "out"
     options = ("--reward", "correct", "--option", "prompts_per_step=3", "--option", "seq_len=64")
     result = run(directory, "--to", "prime-rl", "--out", out, *options)
@@ -35,10 +37,9 @@ def test_what_is_printed(directory: Path, tmp_path: Path) -> None:
     lines = result.stdout.splitlines()
     assert lines[0].startswith(f"{out}: 12 samples of 6 prompts, ")
     assert lines[0].endswith("for prime-rl (main, September 2026 (after #3431))")
-    lost = [line for line in lines if line.startswith("lost: ")]
-    assert "lost: finish_reason of 12 samples" in lost
-    assert not any("sampling_mask" in line for line in lost)
-    assert "max_steps = 2, model.seq_len >= 64, data ranks: 1" in lines[len(lost) + 1]
+    lost = "lost of 12 samples: finish_reason, max_tokens, metadata, prompt, prompt_index, seed, text, top_k, top_p"
+    assert lines[1] == lost
+    assert "max_steps = 2, model.seq_len >= 64, data ranks: 1" in lines[2]
 
 
 def test_json(directory: Path, tmp_path: Path) -> None:
@@ -65,6 +66,23 @@ def test_usage(arguments: tuple[str, ...], message: str, directory: Path, tmp_pa
     assert isinstance(error, UsageError)
     assert message in str(error)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", sorted(inspect.signature(rollgen.export).parameters.keys() - {"options"}))
+def test_arguments_of_the_command_are_no_options(name: str, directory: Path, tmp_path: Path) -> None:
+    """`rollgen.export` takes both by name."""
+    error = run(directory, "--to", "jsonl", "--out", tmp_path / "out", "--option", f"{name}=x").exception
+    assert isinstance(error, UsageError)
+    assert str(error).startswith(f"--option {name}: not a setting of the trainer's export; use ")
+
+
+def test_what_is_owed_is_printed(directory: Path, tmp_path: Path) -> None:
+    """A shard is away with its line: two samples of each of three prompts."""
+    (directory / "data" / "part-w0-000001.parquet").unlink()
+    journal = directory / "journal" / "w0.jsonl"
+    journal.write_text(journal.read_text().splitlines(keepends=True)[0])
+    result = run(directory, "--to", "jsonl", "--out", tmp_path / "out")
+    assert "owed: 6 samples of the plan, not stored; `rollgen generate --resume` makes them" in result.stdout
 
 
 def test_no_dataset_is_exit_1(tmp_path: Path) -> None:

@@ -61,6 +61,31 @@ def test_what_was_left_is_printed(tmp_path: Path, make_run: MakeRun) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_what_is_worth_knowing_is_printed(two: list[Path], tmp_path: Path, make_run: MakeRun) -> None:
+    """Samples that a merged dataset has lost, and that there is no tokenizer to be trusted."""
+    merged = tmp_path / "merged"
+    run(*two, "--out", merged, "--shard-tokens", 100)
+    lost = list_shards(merged)[0]
+    [line] = [text for text in (merged / "journal" / "merge.jsonl").read_text().splitlines() if lost.name in text]
+    with WriterSlot(merged, "merge") as slot:
+        slot.retire(JournalLine(**json.loads(line)))
+    lost.unlink()
+    (merged / "tokenizer").mkdir()
+    (merged / "tokenizer" / "tokenizer.json").write_text("junk")
+    lines = run(merged, make_run(tmp_path / "third", 2), "--out", tmp_path / "out").stdout.splitlines()
+    assert any(", lost since it was merged before: " in text for text in lines[:2])
+    assert "no tokenizer was copied: what there is of one is damaged or behind links" in lines
+
+
+@pytest.mark.parametrize("out", ["a\0b", "x" * 300])
+def test_an_output_that_cannot_be(two: list[Path], out: str) -> None:
+    """It is a wrong use, and nothing else."""
+    error = run(*two, "--out", out).exception
+    assert isinstance(error, UsageError)
+    with pytest.raises(UsageError, match="is one dataset; give a list of two or more"):
+        rollgen.merge(str(two[0]), out)
+
+
 def test_names_in_order(two: list[Path], tmp_path: Path) -> None:
     """`--as`, once for each."""
     lines = run(*two, "--as", "old", "--as", "new", "--out", tmp_path / "out").stdout.splitlines()

@@ -22,6 +22,8 @@ def half(answers):
     return [ValueError("no") if answer.prompt_id == "p1" else 0.5 for answer in answers]
 def one(answers):
     return [1] * len(answers)
+def cents(answers):
+    return [0.0004] * len(answers)
 """
 
 
@@ -58,8 +60,7 @@ def test_some_that_could_not_be(directory: Path) -> None:
     assert result.stdout.splitlines() == [
         "half by local_graders:half: 4 samples scored; mean reward 0.5",
         "could not be scored: 2; the same command tries them again",
-        "  p1:0: ValueError: no",
-        "  p1:1: ValueError: no",
+        "  2 x ValueError: no (first p1:0)",
     ]
     rescored = run("run", "--with", "local_graders:half", "--rescore")
     assert rescored.return_value == 3
@@ -78,7 +79,7 @@ def test_json(directory: Path) -> None:
         "failed": 2,
         "mean": 0.5,
         "in_force": True,
-        "errors": [{"prompt_id": "p1", "sample_index": index, "error": "ValueError: no"} for index in (0, 1)],
+        "errors": [{"prompt_id": "p1", "sample_index": 0, "error": "ValueError: no", "samples": 2}],
     }
 
 
@@ -114,3 +115,8 @@ def test_help_says_the_defaults() -> None:
     words = " ".join(run("--help").stdout.split())
     assert f"[{BATCH_SIZE}]" in words
     assert f"[{TIMEOUT_SECONDS:g}]" in words
+
+
+def test_small_rewards_are_not_nothing(directory: Path) -> None:
+    """Figures of rewards have six digits wherever the point is."""
+    assert run(directory, "--with", "local_graders:cents").stdout.splitlines()[0].endswith("mean reward 0.0004")

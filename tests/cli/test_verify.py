@@ -72,7 +72,10 @@ def test_a_finding_is_exit_1(directory: Path) -> None:
     result = run(directory)
     assert result.return_value == 1
     finding, total, *hints = result.stdout.splitlines()[2:]
-    assert finding == "data/part-w0-000001.parquet: missing: not there, though committed; --resume makes it again"
+    assert (
+        finding
+        == "data/part-w0-000001.parquet: missing: not there, though committed; put it back from a copy, or repair"
+    )
     assert total == "1 finding: 1 missing"
     assert "put back" in hints[0]
     assert "rollgen repair" in hints[1]

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from rollgen.format.commit import WriterSlot
-from rollgen.format.manifest import Manifest, create_manifest
+from rollgen.format.manifest import Manifest, Retry, create_manifest, read_manifest, replace_manifest
 from rollgen.format.reader import open_dataset, read_row_group
+from rollgen.format.retries import RetryList
+from rollgen.format.schema import retry_file
 from rollgen.format.writer import ShardWriter
 from rollgen.rollouts import Completion
 
@@ -21,6 +24,12 @@ from rollgen.rollouts import Completion
 def store() -> Callable[..., Path]:
     """`store(directory, manifest, shards, writer="w0")`: a shard for each list of completions."""
     return store_shards
+
+
+@pytest.fixture
+def retry() -> Callable[..., None]:
+    """`retry(directory, keys, made)`: its first retry, of these (prompt, sample), of which `made` is stored."""
+    return make_retry
 
 
 @pytest.fixture
@@ -43,6 +52,18 @@ def store_shards(
                 shard_writer.add(completion)
             shard_writer.flush()
     return directory
+
+
+def make_retry(directory: Path, keys: Sequence[tuple[int, int]], made: Iterable[Completion]) -> None:
+    prompt, sample = np.array(keys).T
+    limits = np.full(len(keys), 64, np.int32)
+    RetryList(1, prompt.astype(np.int64), sample.astype(np.int32), limits).write(directory / retry_file(1))
+    said = Retry(generation=1, started_at="2026-01-02T03:04:05+00:00", where={}, max_tokens=64, samples=len(keys))
+    manifest = read_manifest(directory).with_retry(said)
+    replace_manifest(directory, manifest)
+    with WriterSlot(directory, "w0") as slot, ShardWriter(slot, manifest, commit_interval=math.inf) as writer:
+        for completion in made:
+            writer.add(completion)
 
 
 def rows_by_shard(directory: Path) -> dict[str, list[dict[str, Any]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from decimal import Decimal
 from typing import Any
@@ -10,7 +11,15 @@ import numpy as np
 import pytest
 import torch
 
-from rollgen.curate.answers import Answer, Score, StoredAnswer, as_answers, as_scores, failed
+from rollgen.curate.answers import Answer, Score, StoredAnswer, as_answers, as_scores, failed, listed
+from rollgen.errors import UsageError
+
+
+class Mute(Exception):
+    """Whose text cannot be had."""
+
+    def __str__(self) -> str:
+        return {}["text"]
 
 
 def stored(**changes: Any) -> StoredAnswer:
@@ -52,13 +61,16 @@ def test_metadata_is_parsed_once() -> None:
         pytest.param([1.5, 0], [{"reward": 1.5}, {"reward": 0.0}], id="numbers"),
         pytest.param([True, False], [{"reward": 1.0}, {"reward": 0.0}], id="booleans"),
         pytest.param(np.array([0.5, 2], np.float32), [{"reward": 0.5}, {"reward": 2.0}], id="an array"),
+        pytest.param(torch.tensor([0.5, 2]), [{"reward": 0.5}, {"reward": 2.0}], id="a tensor"),
+        pytest.param([np.bool_(True), np.array(2)], [{"reward": 1.0}, {"reward": 2.0}], id="of NumPy"),
+        pytest.param([3.4e38, -3.4e38], [{"reward": 3.4e38}, {"reward": -3.4e38}], id="the largest"),
         pytest.param((n for n in (1, 2)), [{"reward": 1.0}, {"reward": 2.0}], id="a generator"),
         pytest.param([{"reward": 1, "style": 0.5}, 3], [{"reward": 1.0, "style": 0.5}, {"reward": 3.0}], id="mappings"),
     ],
 )
 def test_results(results: object, values: list[dict[str, float]]) -> None:
     """They become plain floats, by name."""
-    assert as_scores(results, 2) == [Score(each) for each in values]
+    assert as_scores(listed(results, 2), 2) == [Score(each) for each in values]
 
 
 @pytest.mark.parametrize(
@@ -67,12 +79,19 @@ def test_results(results: object, values: list[dict[str, float]]) -> None:
         pytest.param(math.nan, "the function returned nan for 'reward', not a finite number", id="nan"),
         pytest.param(-math.inf, "the function returned -inf for 'reward', not a finite number", id="infinity"),
         pytest.param(None, "the function returned None for 'reward', not a number", id="none"),
+        *[
+            pytest.param(
+                value, "the function returned a number for 'reward' that float32 cannot hold: beyond 3.4e38", id=name
+            )
+            for value, name in ((1e39, "large"), (-(10**5000), "beyond float64"))
+        ],
+        pytest.param(Mute(), "Mute: (what it says cannot be told: KeyError)", id="an exception that cannot be told"),
         pytest.param("1.0", "the function returned a value of type str for 'reward', not a number", id="text"),
         pytest.param(
             Decimal(1), "the function returned a value of type Decimal for 'reward', not a number", id="decimal"
         ),
         pytest.param(
-            torch.tensor(1.0), "the function returned a value of type Tensor for 'reward', not a number", id="tensor"
+            torch.ones(2), "the function returned a value of type Tensor for 'reward', not a number", id="tensor"
         ),
         pytest.param({"score": 1.0}, 'the function returned a mapping without "reward"', id="no reward"),
         pytest.param(
@@ -93,17 +112,20 @@ def test_a_wrong_result_costs_one_answer(result: object, error: str) -> None:
     ("results", "error"),
     [
         pytest.param([1.0], "returned 1 results for 2 answers", id="too few"),
-        pytest.param([1.0] * 3, "returned 3 results for 2 answers", id="too many"),
+        pytest.param([1.0] * 3, "returned more than 2 results for 2 answers", id="too many"),
         pytest.param(1.0, "returned a value of type float, not a list", id="a number"),
         pytest.param(None, "returned None, not a list", id="nothing"),
         pytest.param({"p": 1.0, "q": 2.0}, "returned a value of type dict, not a list", id="a mapping"),
         pytest.param("12", "returned a value of type str, not a list", id="a text"),
+        pytest.param(bytearray(b"12"), "returned a value of type bytearray, not a list", id="bytes"),
+        pytest.param({1.0, 0.0}, "returned a value of type set, not a list", id="a set, which has no order"),
+        pytest.param(itertools.count(), "returned more than 2 results for 2 answers", id="no end"),
     ],
 )
 def test_results_that_cannot_be_told_apart(results: object, error: str) -> None:
     """Nothing is known of any answer."""
-    with pytest.raises(ValueError, match=error):
-        as_scores(results, 2)
+    with pytest.raises(UsageError, match=error):
+        as_scores(listed(results, 2), 2)
 
 
 def test_errors_are_fit_to_be_stored(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,3 +134,7 @@ def test_errors_are_fit_to_be_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     assert error is not None
     assert error.startswith(r"\x1b[31m file.txt (secret)")
     assert len(error) < 500
+    monkeypatch.setenv("JUDGE_API_KEY", "correct horse battery staple")
+    told = failed("x" * 290 + "correct horse battery staple" + "y" * 5000).error
+    assert told is not None
+    assert "$JUDGE" in told, "also where a text is cut: before that, and as the environment is now"

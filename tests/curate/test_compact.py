@@ -342,7 +342,7 @@ def test_a_shard_without_its_line_is_refused(split: Path) -> None:
     """A resume verifies it and adds the line: compaction repairs nothing."""
     journal = split / "journal" / "w0.jsonl"
     journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:-1]))
-    with pytest.raises(DatasetError, match=r"000003\.parquet: has no journal line: .*run `rollgen generate --resume`"):
+    with pytest.raises(DatasetError, match=r"000003\.parquet: has no journal line: .*`rollgen repair` verifies it"):
         compact(split)
 
 

@@ -20,7 +20,7 @@ def some_index(row_groups: Sequence[int]) -> Index:
     starts = np.concatenate([[0], np.cumsum(row_groups, dtype=np.int64)])
     nothing = np.zeros(int(starts[-1]), np.int64)
     places = tuple((number, 0) for number in range(len(row_groups)))
-    return Index((), (), Rows(*[nothing] * 4), places, starts)
+    return Index((), (), Rows(*[nothing] * 4), places, starts, np.full(len(places), 100))
 
 
 @given(st.data(), st.lists(st.integers(0, 5), min_size=1, max_size=6).filter(any))
@@ -35,6 +35,21 @@ def test_runs_are_the_rows_in_order(data: st.DataObject, row_groups: list[int]) 
     assert not any(
         one.row_group == other.row_group and one.first + one.rows == other.first for one, other in pairwise(runs)
     )
+
+
+@given(st.data(), st.integers(1, 500))
+def test_windows_are_the_rows_in_order(data: st.DataObject, max_bytes: int) -> None:
+    """Put end to end they are what was asked for, and none is larger than by a half, and a row.
+
+    Of row groups of 100 bytes and 1, 2 or 4 rows, rows have 100, 50 and 25 of them.
+    """
+    index = some_index([1, 2, 4])
+    rows = np.array(data.draw(st.lists(st.integers(0, 6), min_size=1)))
+    windows = list(index.windows(rows, max_bytes))
+    assert np.concatenate(windows).tolist() == rows.tolist()
+    of_row = np.array([100, 50, 50, 25, 25, 25, 25])
+    assert len(windows) <= max(1, round(of_row[rows].sum() / max_bytes))
+    assert all(of_row[window].sum() <= 1.5 * max_bytes + 100 for window in windows)
 
 
 def test_prompts_of_a_dataset_without_a_plan_stay_in_the_order_they_came(

@@ -7,16 +7,10 @@ number of the run.
 from __future__ import annotations
 
 import hashlib
-import itertools
-import math
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +20,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from models.disk import largest_file
-from models.rewards import SCORER, write_rewards
 from models.runs import Runs
 
 from rollgen.config import digest
@@ -35,12 +28,10 @@ from rollgen.curate.merge import Merged, MergedRun, merge
 from rollgen.errors import DatasetError, ResumeRefused, UsageError
 from rollgen.format.commit import WriterSlot
 from rollgen.format.journal import list_shards, read_journal
-from rollgen.format.keys import read_rows
-from rollgen.format.manifest import PLANLESS, Manifest, ModelRecord, Retry, create_manifest, read_manifest
+from rollgen.format.manifest import PLANLESS, Manifest, ModelRecord, Retry, read_manifest
 from rollgen.format.reader import open_dataset, verify_shard
-from rollgen.format.rewards import rewards_in_force, stored_checksums
 from rollgen.format.schema import FOOTER_ENGINE
-from rollgen.format.writer import ShardWriter
+from rollgen.prompts.single import id_number
 from rollgen.rollout_writer import RolloutWriter
 from rollgen.rollouts import Completion
 from rollgen.verify.dataset import verify_dataset
@@ -137,12 +128,15 @@ def test_any_rows(
             shards: list[list[Completion]] = [[] for _ in range(4)]
             for prompt, sample, generation, shard, tokens, full in rows:
                 made = make_completion(prompt, sample, tokens=tokens, full=full, extras=extras, generation=generation)
-                shards[shard].append(made)
+                shards[shard].append(replace(made, prompt_index=id_number(made.prompt_id)))
             directories.append(store(Path(name) / f"run-{number}", manifest.with_retry(RETRY), shards))
-            current = {key: max(row[2] for row in rows if row[:2] == key) for key in {row[:2] for row in rows}}
+            current = {
+                (f"p{prompt}", sample): max(row[2] for row in rows if row[:2] == (prompt, sample))
+                for prompt, sample, *_ in rows
+            }
             stored = all_rows(directories[-1], read_shards)
             wanted += kept(
-                [row for row in stored if current[row["prompt_index"], row["sample_index"]] == row["generation"]]
+                [row for row in stored if current[row["prompt_id"], row["sample_index"]] == row["generation"]]
             )
         done = merge(directories, Path(name) / "out", shard_tokens=shard_tokens)
         after = read_shards(Path(name) / "out")
@@ -267,15 +261,15 @@ def test_footers_name_the_engines_of_their_rows(tmp_path: Path, make_run: MakeRu
 
 
 def test_superseded_and_owed(
-    tmp_path: Path, make_run: MakeRun, make_completion: MakeCompletion, read_shards: ReadShards
+    tmp_path: Path,
+    make_run: MakeRun,
+    make_completion: MakeCompletion,
+    retry: Callable[..., None],
+    read_shards: ReadShards,
 ) -> None:
     """A retry that is stored supersedes its row; one sample more was asked for than is stored. Both are told."""
     first, second = make_run(tmp_path / "a", 0), make_run(tmp_path / "b", 1)
-    manifest = read_manifest(first).with_retry(RETRY.model_copy(update={"samples": 2}))
-    (first / "rollgen.json").unlink()
-    create_manifest(first, manifest)
-    with WriterSlot(first, "w0") as slot, ShardWriter(slot, manifest, commit_interval=math.inf) as writer:
-        writer.add(make_completion(0, 0, tokens=20, generation=1))
+    retry(first, [(0, 0), (0, 1)], [make_completion(0, 0, tokens=20, generation=1)])
     done = merge([first, second], tmp_path / "out")
     assert done.runs[0] == MergedRun("a", "model-0", samples=12, tokens=11 * 8 + 20, superseded=1, owed=1)
     assert (done.superseded, done.owed) == (1, 1)
@@ -306,14 +300,6 @@ def test_a_merged_dataset_under_a_name(two: list[Path], tmp_path: Path, make_run
     rows = all_rows(tmp_path / "out", read_shards)
     assert Counter(row["run"] for row in rows) == dict.fromkeys(("old.base", "old.step-1", "base"), 12)
     assert all(row["prompt_index"] == number_of(row["run"], row["prompt_id"]) for row in rows)
-
-
-def test_the_tokenizer_is_copied(two: list[Path], tmp_path: Path) -> None:
-    """Of the first dataset that has one."""
-    (two[1] / "tokenizer").mkdir()
-    (two[1] / "tokenizer" / "tokenizer.json").write_text("{}")
-    merge(two, tmp_path / "out")
-    assert (tmp_path / "out" / "tokenizer" / "tokenizer.json").read_text() == "{}"
 
 
 def test_plans_and_failures_stay_with_the_runs(two: list[Path], tmp_path: Path) -> None:
@@ -391,111 +377,30 @@ def test_an_output_that_holds_something_is_refused(two: list[Path], tmp_path: Pa
             merge(two, place, clean=True)
 
 
+@pytest.mark.parametrize("linked", ["data/part-w0-000001.parquet", "data", "plan.parquet", ""])
+def test_a_source_that_lies_in_the_output(two: list[Path], tmp_path: Path, make_run: MakeRun, linked: str) -> None:
+    """Itself, or what a link of it leads to: to replace the output would remove it, so nothing is done."""
+    old = make_run(tmp_path / "old", 5)
+    if linked:
+        shutil.move(two[1] / linked, old / "kept")
+        (two[1] / linked).symlink_to(old / "kept")
+    else:
+        two[1] = two[1].rename(old / "tokenizer")
+    before = [content(path) for path in (*two, old)]
+    with pytest.raises(UsageError, match="of a dataset to be merged, lies there; choose another directory"):
+        merge(two, old, clean=True)
+    assert [content(path) for path in (*two, old)] == before
+
+
 def test_full_disk_leaves_nothing(tmp_path: Path, make_run: MakeRun) -> None:
     """The shard of the first run, without masks, fits, the next does not: both are gone, the error names the file."""
     sources = [make_run(tmp_path / str(n), n, shards=1, prompts=1, n=1, tokens=4000, full=n == 0) for n in range(2)]
     with (
         largest_file(40_000),
-        pytest.raises(DatasetError, match=r"data/\.tmp-merge-000001: cannot be .*written: .*large"),
+        pytest.raises(DatasetError, match=r"\.tmp-merge/data/\.tmp-merge-000001: cannot be .*written: .*large"),
     ):
         merge(sources, tmp_path / "out", shard_tokens=4000)
     assert not (tmp_path / "out").exists()
-
-
-class Killed(BaseException):
-    """As if by a signal that cannot be caught: nothing that would clean up can do anything any more."""
-
-
-STEPS = ("os.link", "os.unlink", "os.rename", "os.replace", "os.mkdir", "os.rmdir", "os.fsync")
-
-
-@contextmanager
-def dying(at: int, *, how: type[BaseException]) -> Iterator[list[int]]:
-    """Raise `how` instead of step number `at`, and if it is Killed, instead of every later one. Gives their count."""
-    count = [0]
-
-    def step(real: Callable[..., Any]) -> Callable[..., Any]:
-        def taken(*arguments: Any, **named: Any) -> Any:
-            count[0] += 1
-            if count[0] == at or (count[0] > at and how is Killed):
-                raise how
-            return real(*arguments, **named)
-
-        return taken
-
-    with pytest.MonkeyPatch.context() as patch:
-        for name in STEPS:
-            module, _, attribute = name.rpartition(".")
-            patch.setattr(name, step(getattr(sys.modules[module], attribute)))
-        yield count
-
-
-@pytest.mark.parametrize("how", [Killed, KeyboardInterrupt])
-def test_killed_at_every_step(two: list[Path], tmp_path: Path, how: type[BaseException]) -> None:
-    """There is the whole dataset, or none: readers refuse what is there, and the same command makes it.
-
-    Only between the first shard's name and the manifest a kill leaves shards, for which the command wants `clean`.
-    """
-    seen = Counter[str]()
-    for at in itertools.count(1):
-        out = tmp_path / f"out-{at}"
-        with dying(at, how=how) as count, suppress(how):
-            merge(two, out, shard_tokens=100)
-        if (out / "rollgen.json").exists():
-            assert verify_dataset(out).rows == 24
-            seen["whole"] += 1
-        else:
-            with pytest.raises(DatasetError, match=r"not found; .* is not a rollgen dataset|holds shards but no"):
-                open_dataset(out)
-            left = bool(list_shards(out))
-            seen["shards" if left else "nothing"] += 1
-            if left:
-                with pytest.raises(
-                    UsageError, match="holds shards without a manifest already; replace it with --clean"
-                ):
-                    merge(two, out, shard_tokens=100)
-            merge(two, out, shard_tokens=100, clean=left)
-            assert verify_dataset(out).is_clean
-            assert not list(out.rglob(".tmp-*"))
-        if count[0] < at:  # it was not killed: that was the last step
-            break
-    if how is Killed:
-        assert set(seen) == {"whole", "shards", "nothing"}, "not every state has been tried"
-    else:
-        assert set(seen) == {"whole", "nothing"}, "whoever is interrupted takes away what there is"
-
-
-KILL = """
-import os, signal, sys
-from pathlib import Path
-from rollgen.curate.merge import merge
-
-name, at, real = sys.argv[4], int(sys.argv[5]), getattr(os, sys.argv[4])
-
-def step(*arguments, **named):
-    global at
-    at -= 1
-    if at == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return real(*arguments, **named)
-
-setattr(os, name, step)
-merge([Path(sys.argv[1]), Path(sys.argv[2])], Path(sys.argv[3]))
-"""
-
-
-@pytest.mark.parametrize(("call", "at", "clean"), [("fsync", 2, False), ("link", 2, True)], ids=["building", "naming"])
-def test_sigkill(two: list[Path], tmp_path: Path, call: str, at: int, clean: bool) -> None:
-    """A real one, of a real process. The second fsync is that of the shard, the second link that of the manifest."""
-    out = tmp_path / "out"
-    arguments = [*map(str, two), str(out), call, str(at)]
-    killed = subprocess.run([sys.executable, "-c", KILL, *arguments], check=False, timeout=60)
-    assert killed.returncode == -signal.SIGKILL
-    assert bool(list_shards(out)) is clean
-    merge(two, out, clean=clean)
-    assert verify_dataset(out).is_clean
-    assert not list(out.rglob(".tmp-*"))
-    assert [path.name for path in (out / "data").iterdir()] == ["part-merge-000000.parquet"]
 
 
 def test_a_merged_dataset_can_be_compacted(two: list[Path], tmp_path: Path, read_shards: ReadShards) -> None:
@@ -522,51 +427,3 @@ def test_nobody_continues_it(two: list[Path], runs: Runs, tiny_model: Path) -> N
         with pytest.raises(ResumeRefused, match=refused):
             RolloutWriter(runs.out, prompts=prompts, model=str(tiny_model))
     assert content(runs.out) == before
-
-
-def test_rewards_are_carried_over(two: list[Path], tmp_path: Path, read_shards: ReadShards) -> None:
-    """Under the new keys: those of a name that both have by one scorer. A sample without one has none afterwards."""
-
-    def reward(row: dict[str, Any]) -> dict[str, float | None]:
-        unscored = (row["prompt_id"], row["sample_index"]) == ("p1", 0)
-        return {"reward": None if unscored else float(row["response_length"] + row["sample_index"] / 2)}
-
-    for path in two:
-        write_rewards(path, "correct", reward)
-    write_rewards(
-        two[1], "correct", lambda row: {"reward": 7.0, "style": 0.25}, only=lambda row: row["prompt_id"] == "p2"
-    )
-    write_rewards(two[0], "only_here", lambda row: 1.0)
-    for path, function in zip(two, ("scorers:one", "scorers:other"), strict=True):
-        write_rewards(path, "mixed", lambda row: 1.0, scorer=replace(SCORER, function=function))
-    done = merge(two, tmp_path / "out")
-    assert (done.rewards, done.rewards_left) == (("correct",), ("mixed", "only_here"))
-    dataset = open_dataset(tmp_path / "out")
-    rewards = rewards_in_force(tmp_path / "out", "correct", dataset.manifest.config_digest, None)
-    found = rewards.of(read_rows(dataset.shards).keys, stored_checksums(dataset.shards))
-    wanted = []
-    for row in all_rows(tmp_path / "out", read_shards):
-        again = (row["run"], row["prompt_id"]) == ("step-1", "p2")
-        wanted.append((7.0, 0.25) if again else (reward(row)["reward"], None))
-    nulls = [[None if math.isnan(value) else value for value in found[name]] for name in ("reward", "style")]
-    assert list(zip(*nulls, strict=True)) == wanted
-    assert sum(value is None for value, _ in wanted) == 2
-
-
-def test_rewards_of_superseded_rows_stay_behind(
-    tmp_path: Path, make_run: MakeRun, make_completion: MakeCompletion
-) -> None:
-    """A sample that was made again since has no reward, here and there: its current row was never scored."""
-    first, second = make_run(tmp_path / "a", 0, shards=1, prompts=1), make_run(tmp_path / "b", 1, shards=1, prompts=1)
-    for path in (first, second):
-        write_rewards(path, "correct", lambda row: 1.0)
-    manifest = read_manifest(first).with_retry(RETRY)
-    (first / "rollgen.json").unlink()
-    create_manifest(first, manifest)
-    with WriterSlot(first, "w0") as slot, ShardWriter(slot, manifest, commit_interval=math.inf) as writer:
-        writer.add(make_completion(0, 0, tokens=20, generation=1))
-    merge([first, second], tmp_path / "out")
-    dataset = open_dataset(tmp_path / "out")
-    rewards = rewards_in_force(tmp_path / "out", "correct", dataset.manifest.config_digest)
-    found = rewards.of(read_rows(dataset.shards).keys, stored_checksums(dataset.shards))["reward"]
-    assert (len(found), sum(map(math.isnan, found))) == (4, 1)

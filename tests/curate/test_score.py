@@ -163,7 +163,6 @@ def test_further_values_and_names(dataset: Path, graders: Graders) -> None:
         ("exits", "its process died with exit code 7"),
         ("is killed", "its process died with exit code -9"),
         ("hangs", "took longer than 1 s"),
-        ("is short", "ValueError: the function returned 0 results for 1 answers"),
         ("returns nan", "the function returned nan for 'reward', not a finite number"),
         ("bad name", "the function returned 'a b' beside the reward, which cannot be the name of a column"),
     ],
@@ -186,6 +185,14 @@ def test_a_bad_answer_costs_itself(
     assert (again.scored, again.kept, again.failed) == (1, 11, 0)
     assert list(graders.calls()) == [("p2", 1, 0)]
     assert rewards_of(dataset, "fragile") == [1] * 12
+
+
+def test_a_function_that_returns_too_few_is_no_answers_fault(dataset: Path, graders: Graders) -> None:
+    """One by one a result for the batch would pass for that of an answer. What was scored before is there."""
+    graders.switch("is short")
+    with pytest.raises(UsageError, match=r"^graders:fragile: the function returned 0 results for 1 answers; it must"):
+        score(dataset, "graders:fragile", processes=1, batch_size=1)
+    assert [reward for reward in rewards_of(dataset, "fragile") if reward is not None] == [1.0] * 5
 
 
 def test_a_process_that_ignores_signals(dataset: Path, graders: Graders) -> None:
@@ -357,9 +364,9 @@ def test_damage_is_an_error(dataset: Path, graders: Graders) -> None:
     ("options", "message"),
     [
         ({"name": "a-b"}, r"^a-b: no name for rewards; use --name with letters, digits and underscores"),
-        ({"batch_size": 0}, "must be 1 or more"),
-        ({"processes": 0}, "must be 1 or more"),
-        ({"timeout": 0}, "timeout above 0"),
+        ({"batch_size": 0}, "must be whole numbers of 1 or more"),
+        ({"processes": 0}, "must be whole numbers of 1 or more"),
+        ({"timeout": 0}, "timeout must be a number of seconds above 0"),
     ],
 )
 def test_what_cannot_be(dataset: Path, graders: Graders, options: dict[str, Any], message: str) -> None:
@@ -380,7 +387,7 @@ def test_a_module_that_ends_its_process(dataset: Path, graders: Graders) -> None
     graders.path.write_text(GRADERS + "\nif os.environ.get('ROLLGEN_TEST_PARENT') != str(os.getpid()): os._exit(3)\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ROLLGEN_TEST_PARENT", str(os.getpid()))
-        with pytest.raises(RollgenError, match="die as they start: does importing graders:number end them"):
+        with pytest.raises(RollgenError, match=r"die as they start: does importing graders:number end them.*__main__"):
             score(dataset, "graders:number", processes=1)
 
 

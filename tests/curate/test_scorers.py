@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import pickle
+import py_compile
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +40,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "graders.py"
     path.write_text(MODULE)
     (tmp_path / "broken.py").write_text("import nothing_of_this_name\n")
+    (tmp_path / "program.py").write_text("import sys\nsys.exit('usage: program FILE')\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "graders", raising=False)
     return path
@@ -65,6 +69,36 @@ def test_a_function_of_a_module(module: Path, capsys: pytest.CaptureFixture[str]
     assert find_scorer("graders:Judge.judge").name == "judge"
 
 
+def test_what_a_module_starts_prints_to_stderr(module: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """And so does what is compiled: all that has the descriptor. Afterwards stdout is what it was."""
+    module.write_text("import os\nos.write(1, b'hello')\nos.system('echo you')\ndef f(answers): ...\n")
+    find_scorer("graders:f")
+    print("output")
+    assert capfd.readouterr() == ("output\n", "helloyou\n")
+
+
+def test_a_compiled_file_that_is_not_of_the_source(module: Path) -> None:
+    """Python compares seconds and sizes, and would run what the source was before."""
+    module.write_text("def f(answers): return [1.0] * len(answers)\n")
+    before = module.stat()
+    compiled = py_compile.compile(str(module))
+    module.write_text("def f(answers): return [2.0] * len(answers)\n")
+    os.utime(module, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(UsageError, match=rf"^{compiled}: was compiled from another source than {module}; remove it"):
+        find_scorer("graders:f")
+
+
+def test_a_module_in_an_archive(module: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is watched is the archive."""
+    archive = module.with_name("judges.zip")
+    with zipfile.ZipFile(archive, "w") as file:
+        file.write(module, "zipped.py")
+    monkeypatch.syspath_prepend(archive)
+    scorer = find_scorer("zipped:correct")
+    assert scorer.file == str(archive)
+    assert scorer.source_sha256 == hashlib.sha256(archive.read_bytes()).hexdigest()
+
+
 def test_a_function_itself(module: Path) -> None:
     """It is found by its name."""
     import graders  # type: ignore[import-not-found]
@@ -87,6 +121,11 @@ def test_a_function_itself(module: Path) -> None:
             "broken:f",
             {},
             r"^broken:f: cannot be imported: ModuleNotFoundError: No module named 'nothing_of_this_name'$",
+        ),
+        (
+            "program:f",
+            {},
+            r'cannot be imported: SystemExit: usage: program FILE; .* under `if __name__ == "__main__":`$',
         ),
         ("graders:wrong", {}, r"^graders:wrong: cannot be imported: AttributeError: module 'graders' has no attribute"),
         ("graders:TABLE", {}, r"^graders:TABLE: is of type dict, not a function$"),

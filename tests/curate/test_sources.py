@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from rollgen.config import digest
 from rollgen.curate.compact import compact
 from rollgen.curate.merge import merge
 from rollgen.errors import DatasetError, UsageError
@@ -55,11 +54,16 @@ def test_names_of_runs(
         (["one"], "--as: 1 for 2 datasets; give one for each, in their order"),
         (["one", "two", "three"], "--as: 3 for 2 datasets"),
         (["same", "same"], "step-1: its run would be called 'same', like that of .*base; call them by --as"),
-        (["a/b", "c"], "base: 'a/b' is no name for a run; give one of letters, digits"),
+        (["a/b", "c"], "base: 'a/b' is no name for a run; give one of at most 100 letters, digits"),
         (["", "c"], "base: '' is no name for a run"),
+        (["a\n", "c"], r"base: 'a.*n' is no name for a run"),
+        (["a" * 101, "c"], "base: 'a+' is no name for a run; give one of at most 100"),
+        ("xy", "names: give a list of texts, one for each dataset, in their order"),
+        ({"x", "y"}, "names: give a list of texts"),
+        ([1, 2], "names: give a list of texts"),
     ],
 )
-def test_names_that_cannot_be(two: list[Path], tmp_path: Path, names: list[str], expected: str) -> None:
+def test_names_that_cannot_be(two: list[Path], tmp_path: Path, names: Any, expected: str) -> None:
     """Each is told, and nothing is written."""
     with pytest.raises(UsageError, match=expected):
         merge(two, tmp_path / "out", names=names)
@@ -117,14 +121,9 @@ def test_the_same_dataset_twice(two: list[Path], tmp_path: Path) -> None:
 
 
 def test_writers_that_began_together(tmp_path: Path, make_run: MakeRun) -> None:
-    """Ranks of a job have the same settings and start: with prompts of their own they are no copies."""
-    identity = {"planless": True}
-    born = {"created_at": "2026-03-01T00:00:00+00:00", "identity": identity, "config_digest": digest(identity)}
-    ranks = [
-        make_run(tmp_path / f"rank-{rank}", 0, shards=1, prompts=1, said=born, prompt_id=f"rank {rank}")
-        for rank in range(2)
-    ]
-    assert merge(ranks, tmp_path / "out").samples == 4
+    """Ranks of a job have the same settings and start, and prompts by the same ids: with other tokens, no copies."""
+    ranks = [make_run(tmp_path / f"rank-{rank}", 0, shards=1, prompts=1, tokens=8 + rank) for rank in range(3)]
+    assert merge(ranks, tmp_path / "out").samples == 6
 
 
 @pytest.mark.parametrize(

@@ -9,16 +9,20 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from models.rewards import SCORER
 
 import rollgen
-from rollgen.errors import DatasetError, UsageError
+from rollgen.curate.compact import compact
+from rollgen.errors import DatasetError, MissingFile, Unreadable, UsageError
+from rollgen.exporters.directory import new_directory
 from rollgen.exporters.export import RECORD_FILE, TRAINERS, make_exporter
 from rollgen.exporters.exporter import Exporter
-from rollgen.exporters.records import LISTS, SCALARS
+from rollgen.exporters.records import LISTS, SCALARS, Records
 from rollgen.format.manifest import read_manifest
 
 DOCS = Path(__file__).parents[2] / "docs" / "export.md"
@@ -37,7 +41,7 @@ def test_the_record(write_odd: Callable[..., Path], tmp_path: Path) -> None:
         rollgen.__version__,
     )
     assert record["dataset"]["config_digest"] == read_manifest(directory).config_digest
-    assert record["reward"] == {"name": "correct", "advantages": "mean_std"}
+    assert record["reward"] == {"name": "correct", "scorer": asdict(SCORER), "advantages": "mean_std"}
     assert record["options"] == {"routed_experts": False, "prompts_per_step": 3}
     assert record["written"] == {f"{step}.pt": (out / f"{step}.pt").stat().st_size for step in range(2)}
     assert (record["samples"], record["prompts"], record["lost"]) == (24, 6, exported.lost)
@@ -58,6 +62,9 @@ def test_every_exporter(to: str) -> None:
     for name, field in type(exporter).model_fields.items():
         assert field.description, name
         assert f"`{name}`" in text, name
+        if field.annotation is int:
+            with pytest.raises(UsageError, match=f"^--option {name}: Input should be less than or equal to"):
+                make_exporter(to, {name: str(10**30)})
 
 
 def test_an_unknown_trainer() -> None:
@@ -74,6 +81,33 @@ def test_out_must_not_exist(write_odd: Callable[..., Path], tmp_path: Path) -> N
         with pytest.raises(UsageError, match=r": exists; choose another path, or remove it$"):
             rollgen.export(directory, "jsonl", tmp_path / name)
     assert not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        pytest.param("", "exists", id="empty"),
+        pytest.param("/", "exists", id="root"),
+        pytest.param("new/..", "gives the new directory no name", id="no name"),
+        pytest.param("a\0b", r"^--out 'a\\x00b': no path has a NUL", id="NUL"),
+        pytest.param("dataset/data/out", "is inside the dataset", id="inside"),
+        pytest.param("link/out", "is inside the dataset", id="inside, by a link"),
+        pytest.param("loop/out", "cannot be made: Too many levels", id="a loop of links"),
+        pytest.param("x" * 250, "cannot be made: File name too long", id="too long"),
+    ],
+)
+def test_what_out_cannot_be(
+    out: str, message: str, write_odd: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused before anything is done; nothing is made."""
+    directory = write_odd()
+    (tmp_path / "link").symlink_to(directory)
+    (tmp_path / "loop").symlink_to("loop")
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(UsageError, match=message):
+        rollgen.export(directory, "jsonl", out)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_parents_are_made(write_odd: Callable[..., Path], tmp_path: Path) -> None:
@@ -98,6 +132,23 @@ def test_damage_leaves_nothing(write_odd: Callable[..., Path], tmp_path: Path) -
     with pytest.raises(DatasetError, match="row group 2"):
         rollgen.export(directory, "jsonl", tmp_path / "out")
     assert {path.name for path in tmp_path.iterdir()} == {"dataset"}
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    """It is not `out` that fails then."""
+    with pytest.raises(Unreadable, match=r"shard: this machine could not read it: No such file"):  # noqa: SIM117
+        with new_directory(tmp_path / "out"):
+            (tmp_path / "shard").read_bytes()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_dataset_that_is_compacted_meanwhile(make_dataset: Callable[..., Path], tmp_path: Path) -> None:
+    """Its old shards are gone; nothing is to be generated for that."""
+    directory = make_dataset(tmp_path / "run", shards=3)
+    records = Records(directory)
+    compact(directory)
+    with pytest.raises(MissingFile, match=r"replaced, or set aside, since the dataset was opened; start again$"):
+        list(records.blocks())
 
 
 KILLED = """

@@ -55,6 +55,15 @@ def test_floats_are_exact(write_odd: Callable[..., Path], tmp_path: Path) -> Non
     assert {line["temperature"] for line in read(tmp_path / "out")} == {float(np.float32(0.7))}
 
 
+def test_slices_do_not_show(write_odd: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The text is made a few rows at a time."""
+    directory = write_odd(support_logprobs=True)
+    rollgen.export(directory, "jsonl", tmp_path / "one")
+    monkeypatch.setattr("rollgen.exporters.jsonl._SLICE_BYTES", 500)
+    rollgen.export(directory, "jsonl", tmp_path / "many")
+    assert read(tmp_path / "many") == read(tmp_path / "one")
+
+
 def test_without_reward(write_odd: Callable[..., Path], tmp_path: Path) -> None:
     """No column is made up."""
     rollgen.export(write_odd(), "jsonl", tmp_path / "out")

@@ -20,6 +20,18 @@ def test_everything_once_and_nothing_too_long(lengths: list[int], ranks: int) ->
     assert len(bins) % ranks == 0 or all(len(members) == 1 for members in bins)
 
 
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=60))
+def test_is_first_fit_decreasing(lengths: list[int]) -> None:
+    """The plain definition: the first bin that has room, one sample at a time."""
+    bins: list[list[int]] = []
+    for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
+        room = (members for members in bins if sum(lengths[at] for at in members) + lengths[place] <= 50)
+        if (members := next(room, None)) is None:
+            bins.append(members := [])
+        members.append(place)
+    assert sorted(pack(lengths, 50, 1)) == sorted(bins)
+
+
 @pytest.mark.parametrize(
     ("ranks", "expected"),
     [

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from models.rewards import write_rewards
 
 import rollgen
 from rollgen.errors import UsageError
@@ -167,6 +168,26 @@ def test_prompts_of_a_step_stay_together(write_odd: Callable[..., Path], tmp_pat
     assert steps == [{"p0", "p1", "p2", "p3"}, {"p4", "p5"}]
 
 
+def test_prompts_of_merged_runs_are_told_apart(make_run: Callable[..., Path], tmp_path: Path) -> None:
+    """Both runs have p0 to p5: traces and branches are unique together, and no run is lost."""
+    directories = [make_run(tmp_path / name, number) for number, name in enumerate(("base", "step-1"))]
+    for directory in directories:
+        write_rewards(directory, "correct", lambda row: float(row["sample_index"]))
+    rollgen.merge(directories, tmp_path / "merged")
+    exported = rollgen.export(tmp_path / "merged", "prime-rl", tmp_path / "out", reward="correct")
+    batches = [batch for step in read(tmp_path / "out") for rank in step for batch in rank]
+    keys = [key for batch in batches for key in zip(batch.trace_ids or (), batch.branch_indices or (), strict=True)]
+    assert len(set(keys)) == len(keys) == exported.samples == 24
+    assert ("step-1/p0", 1) in keys
+    assert "run" not in exported.lost
+
+
+def test_steps_that_train_nothing_are_told(write_odd: Callable[..., Path], tmp_path: Path) -> None:
+    """All samples of p4 have the same reward."""
+    told = rollgen.export(write_odd(), "prime-rl", tmp_path / "out", reward="correct", prompts_per_step=1).advice
+    assert any(line.startswith("prime-rl: in 1 of 6 steps all advantages are 0") for line in told)
+
+
 def test_ranks_without_work_train_nothing(write_odd: Callable[..., Path], tmp_path: Path) -> None:
     """All ranks have equally many micro batches; copies have no loss, no masks and no identity."""
     directory = write_odd()
@@ -234,7 +255,6 @@ def test_what_is_lost(write_odd: Callable[..., Path], tmp_path: Path) -> None:
         "metadata",
         "prompt",
         "prompt_index",
-        "reward",
         "routed_experts",
         "seed",
     )

@@ -151,9 +151,9 @@ def test_more_samples_than_there_are(
 
 
 def test_what_is_lost(write_odd: Callable[..., Path], tmp_path: Path) -> None:
-    """Texts, and the advantages that it computes itself."""
+    """Texts. Advantages are not: it makes its own of the rewards."""
     exported = rollgen.export(write_odd(), "skyrl", tmp_path / "out", reward="correct")
-    assert exported.lost == dict.fromkeys(("advantage", "prompt", "text"), 24)
+    assert exported.lost == dict.fromkeys(("prompt", "text"), 24)
 
 
 def test_settings(write_odd: Callable[..., Path], tmp_path: Path) -> None:

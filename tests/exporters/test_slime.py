@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 import torch
+from models.rewards import write_rewards
 
 import rollgen
 from rollgen.errors import UsageError
+from rollgen.rollouts import Sampling
 
 Rows = Callable[[Path], dict[tuple[str, int], dict[str, Any]]]
 FIELDS = {
@@ -136,6 +138,14 @@ def test_flags(features: dict[str, Any], flags: str, write_odd: Callable[..., Pa
     ).advice
     assert flags in advice
     assert advice.endswith("--rollout-batch-size 2 --n-samples-per-prompt 4 --global-batch-size 8 --num-rollout 3")
+
+
+def test_a_top_p_that_is_printed_as_1_is_off(make_dataset: Callable[..., Path], tmp_path: Path) -> None:
+    """0.9999999 has masks like any other."""
+    sampling = Sampling(temperature=0.75, top_p=0.9999999, top_k=0, max_tokens=64)
+    write_rewards(directory := make_dataset(tmp_path / "run", sampling=sampling), "correct", lambda row: 1.0)
+    (advice,) = rollgen.export(directory, "slime", tmp_path / "out", reward="correct").advice
+    assert 0.99 < float(advice.split("--rollout-top-p ")[1].split()[0]) < 1
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from models.rewards import SCORER, write_rewards
 from rollgen.errors import DatasetError, ResumeRefused, UsageError
 from rollgen.format.manifest import read_manifest
 from rollgen.format.reward_writer import RewardWriter
-from rollgen.format.rewards import list_parts, part_schema, read_parts
+from rollgen.format.rewards import ScorerRecord, list_parts, part_schema, read_parts
 
 
 @pytest.fixture
@@ -109,9 +110,25 @@ def test_a_full_disk(dataset: Path) -> None:
             pytest.raises(DatasetError, match=r"/rewards/.tmp-correct-000001: cannot be written: "),
         ):
             write(writer, rows(20_000))
+        assert sorted(path.name for path in (dataset / "rewards").glob(".tmp-*")) == [], "it would fill the disk"
         write(writer, rows(2, first=9))
     assert [pq.read_metadata(path).num_rows for path in list_parts(dataset, "correct")] == [1, 2]
-    assert sorted(path.name for path in (dataset / "rewards").glob(".tmp-*")) == []
+
+
+@pytest.mark.parametrize(
+    ("scorer", "table"),
+    [
+        (ScorerRecord("exact_match", None, field="\ud800"), rows(1)),
+        (SCORER, rows(1).set_column(5, "reward", pa.array([math.inf]))),
+        (SCORER, rows(1).set_column(5, "reward", pa.array([None], pa.float64()))),
+    ],
+    ids=["no UTF-8", "not finite", "neither"],
+)
+def test_what_readers_would_refuse(dataset: Path, scorer: ScorerRecord, table: pa.Table) -> None:
+    """It is never committed."""
+    with writer_of(dataset) as writer, pytest.raises(DatasetError, match="cannot be written"):
+        writer.write(table, (), scorer, scoring=1, closes=False)
+    assert list(dataset.glob("rewards/*.parquet")) == []
 
 
 def test_a_dataset_that_was_removed_meanwhile(dataset: Path) -> None:

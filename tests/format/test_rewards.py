@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,6 +23,7 @@ from rollgen.format.keys import read_rows as read_keys
 from rollgen.format.manifest import read_manifest
 from rollgen.format.ragged import Ragged
 from rollgen.format.reader import open_dataset
+from rollgen.format.reward_writer import RewardWriter
 from rollgen.format.rewards import (
     Part,
     PartRecord,
@@ -31,6 +33,7 @@ from rollgen.format.rewards import (
     is_column,
     is_name,
     list_parts,
+    part_schema,
     reward_names,
     rewards_in_force,
     stored_checksums,
@@ -170,7 +173,7 @@ def test_a_reader_sees_one_moment(dataset: Path, monkeypatch: pytest.MonkeyPatch
     """The old part goes, because a rescoring is complete, after it was listed and before it is opened."""
     write_rewards(dataset, "correct", lambda row: 1.0)
     (old,) = list_parts(dataset, "correct")
-    read = rewards_module._read_part
+    read = rewards_module.read_part
 
     def replaced(path: Path, config_digest: str) -> Part:
         if old.exists():
@@ -178,7 +181,7 @@ def test_a_reader_sees_one_moment(dataset: Path, monkeypatch: pytest.MonkeyPatch
             old.unlink()
         return read(path, config_digest)
 
-    monkeypatch.setattr(rewards_module, "_read_part", replaced)
+    monkeypatch.setattr(rewards_module, "read_part", replaced)
     assert rewards_of(dataset)["reward"] == [2.0] * 12
 
 
@@ -236,6 +239,32 @@ def test_no_changed_bit_changes_a_reward(dataset: Path) -> None:
         else:
             assert {name: column.tolist() for name, column in values.items()} == wanted, at
     assert found > 0.7 * len(content), f"{found} of {len(content)} found"
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"reward": math.nan}, "column 'reward' has a number that is not finite"),
+        ({"reward": -math.inf}, "column 'reward' has a number that is not finite"),
+        ({"reward": 1e39}, "or that float32 cannot hold"),
+        ({"reward": 1.0, "style": math.nan}, "column 'style' has a number that is not finite"),
+        ({"reward": 1.0, "error": "failed"}, "a row has a reward and an error, or neither"),
+        ({"reward": None, "error": None}, "a row has a reward and an error, or neither"),
+    ],
+)
+def test_a_row_that_cannot_be(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch, values: dict[str, Any], message: str
+) -> None:
+    """By another writer; it is not handed out, whichever columns are asked for."""
+    monkeypatch.setattr(RewardWriter, "_read_back", lambda *written: None)
+    columns = sorted(values.keys() - {"reward", "error"})
+    row = {"prompt_id": "p", "prompt_index": 0, "sample_index": 0, "generation": 0, "tokens_crc32": 1, **values}
+    digest = read_manifest(dataset).config_digest
+    with RewardWriter(dataset, "correct", digest) as writer:
+        table = pa.Table.from_pylist([row], schema=part_schema(columns))
+        writer.write(table, columns, SCORER, scoring=1, closes=False)
+    with pytest.raises(DatasetError, match=rf"correct-000000.parquet: damaged: .*{message}"):
+        rewards_in_force(dataset, "correct", digest, columns)
 
 
 def test_a_file_that_ends_early(dataset: Path) -> None:

@@ -57,6 +57,39 @@ def test_edited_text_is_left_alone(make_dataset: Callable[..., Any]) -> None:
     assert card.read_text() == edited
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda card: card.replace(b"license: unknown", b"license: \xff"),
+        lambda card: b"\xef\xbb\xbf" + card,
+        lambda card: card.replace(b"\n", b"\r\n"),
+        lambda card: b"Read me first.\n" + card,
+        lambda card: card.replace(b"tags:", b"tags:" + b"\n- more" * 10**6, 1),
+    ],
+    ids=["no UTF-8", "a byte order mark", "other line ends", "text in front", "7 MB"],
+)
+def test_what_is_no_card_of_ours_is_left_alone(make_dataset: Callable[..., Any], change: Any) -> None:
+    """Its bytes stay: reading them as text would lose some of them."""
+    directory = make_dataset(0).directory
+    card = directory / "README.md"
+    write_card(directory)
+    changed = change(card.read_bytes())
+    assert changed != card.read_bytes()
+    card.write_bytes(changed)
+    write_card(directory.rename(directory.with_name("moved")))
+    assert (directory.with_name("moved") / "README.md").read_bytes() == changed
+
+
+def test_counts_of_the_card(make_dataset: Callable[..., Any], make_extras: Callable[..., Path], tmp_path: Path) -> None:
+    """Some prompts of the one dataset are not truncated, and its mean is of the others; none of the other one."""
+    stats = dataset_stats(make_dataset(0).directory)
+    assert stats.support is not None
+    untruncated = stats.support.full_vocabulary / stats.support.tokens
+    assert f"| drawn from the full vocabulary | {untruncated:.1%} |" in dataset_card(stats)
+    assert "full vocabulary" not in dataset_card(dataset_stats(make_extras(tmp_path / "run", shards=1)))
+    assert "in 1 file |" in dataset_card(dataset_stats(tmp_path / "run"))
+
+
 @pytest.mark.parametrize("support_logprobs", [False, True])
 def test_every_column_is_explained(make_dataset: Callable[..., Any], support_logprobs: bool) -> None:
     """One table row for each column that the dataset has."""

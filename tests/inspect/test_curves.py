@@ -61,6 +61,7 @@ def check_quartiles(found: Quartiles | None, values: list[float], within: float 
     """`found` is rounded down by less than `within`."""
     assert (found is None) == (not values)
     if found is not None:
+        assert found.tokens == len(values)
         for share, quartile in ((0.25, found.lower), (0.5, found.median), (0.75, found.upper)):
             assert nearest_rank(values, share) - within - 1e-9 <= quartile <= nearest_rank(values, share) + 1e-9
         assert found.mean == pytest.approx(statistics.mean(values), abs=1e-9)
@@ -159,4 +160,4 @@ def test_curves_are_json(make_dataset: Callable[..., Any]) -> None:
     """Plain finite values, by the names of the classes."""
     curves = measure(make_dataset(0, support_logprobs=True).directory).to_json()
     shown = json.loads(json.dumps(curves, allow_nan=False))
-    assert shown["stretches"][0]["surprisal"].keys() == {"lower", "median", "upper", "mean"}
+    assert shown["stretches"][0]["surprisal"].keys() == {"tokens", "lower", "median", "upper", "mean"}

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         ("a:1:3@0", [Reading("a:1:3@0"), Reading("a:1", 3, 0)]),
         ("a@1", [Reading("a@1")]),
         ("a:", [Reading("a:")]),
-        (":3", [Reading(":3")]),
+        (":3", [Reading(":3"), Reading("", 3)]),
         ("a:-1", [Reading("a:-1")]),
         ("a:٣", [Reading("a:٣")]),
         ("a\nb:0", [Reading("a\nb:0"), Reading("a\nb", 0)]),

@@ -6,17 +6,19 @@ import base64
 import dataclasses
 import hashlib
 import json
+import os
 import re
 import sys
 from html.parser import HTMLParser
 from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from rollgen.errors import UsageError
 from rollgen.format.reader import open_dataset
-from rollgen.inspect.curves import curves_of
+from rollgen.inspect.curves import LogprobBar, curves_of
 from rollgen.inspect.failures import ErrorCount, FailureStats
 from rollgen.inspect.report import write_report
 from rollgen.inspect.report.content import report_content
@@ -28,7 +30,6 @@ from rollgen.inspect.throughput import Throughput
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from rollgen.inspect.curves import Curves
     from rollgen.inspect.stats import DatasetStats
@@ -164,7 +165,7 @@ def test_the_page_is_its_frame(make_dataset: Callable[..., Any]) -> None:
     """Whatever the data: the same few elements, no handler, and a policy that has the hash of each script."""
     content = content_of(make_dataset(0, model_name=HOSTILE).directory) | {"name": HOSTILE}
     page = Page(render_page(content, "var plotly = 1 < 2 && '</b>';"))
-    assert page.tags == "html head meta meta meta meta meta title style body noscript script script script".split()
+    assert page.tags == "html head meta meta meta meta meta meta title style body noscript script script script".split()
     assert not [name for name, _ in page.attributes if name.startswith("on") or name in ("src", "href")]
     (policy,) = [value for _, value in page.attributes if value is not None and "default-src" in value]
     assert policy.startswith("default-src 'none'; ")
@@ -203,13 +204,14 @@ def test_a_report_is_written_whole(make_dataset: Callable[..., Any], tmp_path: P
     directory = make_dataset(0).directory
     (tmp_path / "out").mkdir()
     target = tmp_path / "out" / "report.html"
-    target.write_text("before")
     report = write_report(directory, target)
     page = target.read_bytes()
     assert (report.file, report.bytes, report.shown, report.samples) == (str(target), len(page), 36, 36)
     assert list(target.parent.iterdir()) == [target]
-    write_report(directory, target)
-    assert target.read_bytes() == page
+    for before in (page, page[:1000], b""):
+        target.write_bytes(before)
+        write_report(directory, target)
+        assert target.read_bytes() == page
 
 
 @pytest.mark.parametrize(
@@ -218,24 +220,35 @@ def test_a_report_is_written_whole(make_dataset: Callable[..., Any], tmp_path: P
         ("report", "name a file that ends in .html"),
         ("data_0/rollgen.json", "name a file that ends in .html"),
         ("dir.html", "is a directory"),
-        ("no/report.html", "there is no directory"),
+        ("no/report.html", "/no is not there; make it first"),
+        ("own.html/report.html", "/own.html is not a directory"),
+        (".", "^--html '': name a file"),
+        ("own.html", "is there, and no report of rollgen"),
+        ("link.html", "is there, and no report of rollgen"),
+        ("pipe.html", "is there, and no report of rollgen"),
+        ("data_0/data/report.html", "a place of the dataset's own"),
+        ("data_0/journal/report.html", "a place of the dataset's own"),
     ],
 )
 def test_targets_that_cannot_be(make_dataset: Callable[..., Any], tmp_path: Path, name: str, problem: str) -> None:
     """One line that says why; nothing is written."""
     directory = make_dataset(0).directory
     (tmp_path / "dir.html").mkdir()
+    (tmp_path / "own.html").write_text("<!DOCTYPE html><p>mine")
+    (tmp_path / "link.html").symlink_to(directory / "rollgen.json")
+    os.mkfifo(tmp_path / "pipe.html")
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(UsageError, match=problem):
-        write_report(directory, tmp_path / name)
+        write_report(directory, Path() if name == "." else tmp_path / name)
+    assert (tmp_path / "own.html").read_text() == "<!DOCTYPE html><p>mine"
     assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_without_plotly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error names the extra that has it."""
+    """The error names what to install, which is on every index."""
     monkeypatch.setitem(sys.modules, "plotly", None)
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
-    with pytest.raises(UsageError, match=r"pip install 'rollgen\[report\]'"):
+    with pytest.raises(UsageError, match=r"pip install plotly$"):
         read_plotly()
 
 
@@ -252,3 +265,34 @@ def test_nothing_is_stored_yet(empty_dataset: Path) -> None:
     content = report_content(open_dataset(empty_dataset), *measured(empty_dataset))
     assert [figure["key"] for figure in content["figures"]] == ["speed", "failures", "rewards-0"]
     json_for_html(content)
+
+
+def test_what_is_not_truncated_is_told(drawn: dict[str, Figure]) -> None:
+    """Three of the twelve prompts are not: quartiles say of how many tokens they are, sentences what is not in them."""
+    supports, surprisal = drawn["supports-by-position"], drawn["surprisal-by-position"]
+    assert supports.head[2] == "truncated"
+    truncated, every = (sum(int(row[2]) for row in figure.rows) for figure in (supports, surprisal))
+    assert truncated == sum(row[1] for row in drawn["supports"].rows[:-1])  # the last one is the full vocabulary
+    assert truncated < every
+    assert "need not follow it" in surprisal.sentence
+    assert "drawn from the full vocabulary" in drawn["supports"].sentence
+
+
+def test_rare_tokens_are_drawn(make_dataset: Callable[..., Any]) -> None:
+    """One of ten million tokens is above nothing, which a logarithmic axis cannot show."""
+    stats, curves = measured(make_dataset(0).directory)
+    bars = (LogprobBar(-40.0, -39.0, 1, 0), LogprobBar(-1.0, 0.0, 10**7, 0))
+    (figure,) = [it for it in figures(stats, dataclasses.replace(curves, logprobs=bars)) if it.key == "logprobs"]
+    assert figure.data[0]["y"][0] == pytest.approx(1e-5, rel=1e-5)
+
+
+def test_ranges_of_rewards_are_named(make_dataset: Callable[..., Any]) -> None:
+    """Bars stand side by side, and the axis names every fourth edge."""
+    bars = tuple(RewardBar(place * 1e37, (place + 1) * 1e37, 1) for place in range(20))
+    rewards = dataclasses.replace(REWARDS, figures=RewardFigures(1e38, 6e37, 0, 2e38, 2, 1, bars))
+    stats, curves = measured(make_dataset(0).directory)
+    (figure,) = [it for it in figures(dataclasses.replace(stats, rewards=(rewards,)), curves) if "rewards" in it.key]
+    assert figure.data[0]["x"] == list(range(20))
+    ticks, texts = (figure.layout["xaxis"][name] for name in ("tickvals", "ticktext"))
+    assert ticks == [-0.5, 3.5, 7.5, 11.5, 15.5, 19.5]
+    assert texts == ["0", "4e+37", "8e+37", "1.2e+38", "1.6e+38", "2e+38"]

@@ -21,7 +21,7 @@ from rollgen.format.writer import ShardWriter
 from rollgen.inspect.report import write_report
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from playwright.sync_api import Browser, Page
@@ -82,8 +82,8 @@ def opened(browser: Browser) -> Iterator[Callable[..., Page]]:
 def write_samples(tmp_path: Path, make_completion: Callable[..., Any], make_manifest: Callable[..., Any]) -> Callable:
     """`write_samples(changes, text="", rewards=None, **said)`: a report of a completion for each mapping of `changes`.
 
-    `text` is the last token of the dataset's tokenizer, a key of its configuration and the error of a failure;
-    `rewards` gives each stored row its reward `correct`.
+    `text` is the last token of the dataset's tokenizer, a key of its configuration and the error of a failure, `texts`
+    are its last tokens; `rewards` gives each stored row its reward `correct`.
     """
 
     def write(
@@ -91,6 +91,7 @@ def write_samples(tmp_path: Path, make_completion: Callable[..., Any], make_mani
         *,
         text: str = "",
         rewards: Callable[[dict[str, Any]], float | None] | None = None,
+        texts: Sequence[str] = (),
         **said: Any,
     ) -> Path:
         identity = {PLANLESS: True, "temperature": 0.75, text: text}
@@ -98,7 +99,7 @@ def write_samples(tmp_path: Path, make_completion: Callable[..., Any], make_mani
         directory = tmp_path / "data"
         directory.mkdir()
         tokenizer = make_tiny_tokenizer()
-        tokenizer.add_tokens([text] if text else [])
+        tokenizer.add_tokens([text] if text else [*texts])
         tokenizer.save_pretrained(directory / "tokenizer")
         create_manifest(directory, manifest)
         with WriterSlot(directory, "w0") as slot:
@@ -181,6 +182,18 @@ def test_keys_lead_through_samples(opened: Callable[..., Page], report: Path) ->
         visited.append(selected(page))
     assert visited == [f"p{number}:0" for number in (1, 2, 2, 1, 0, 0, 1, 2, 0)]
     assert page.locator("#list").get_attribute("aria-activedescendant") == "sample-0"
+
+
+@pytest.mark.parametrize("place", ["#descending", "#sort", "button.theme"])
+def test_keys_work_beside_the_list(opened: Callable[..., Page], report: Path, place: str) -> None:
+    """j, k and / also while another control has the focus; in the filter they are letters."""
+    page = opened(report)
+    page.locator(place).focus()
+    page.keyboard.press("j")
+    assert selected(page) == "p1:0"
+    page.keyboard.press("/")
+    page.keyboard.type("jk/")
+    assert page.locator("#filter").input_value() == "jk/"
 
 
 def test_keys_lead_through_tokens(opened: Callable[..., Page], report: Path) -> None:
@@ -269,6 +282,19 @@ def test_rewards_are_shown(opened: Callable[..., Page], write_samples: Callable[
     page.locator("#list li").last.click()
     assert "Reward correct\n0.5" in page.locator(".detail dl").inner_text()
     assert "mean 0.375" in page.locator("figure", has_text="Rewards: correct").inner_text()
+
+
+def test_rewards_of_any_size(opened: Callable[..., Page], write_samples: Callable[..., Path]) -> None:
+    """Small ones are not 0, huge ones no line of digits, nothing is -0."""
+    rewards = {"p0": 0.00004, "p1": -1e38, "p2": -0.0}
+    page = opened(write_samples([{}, {}, {}], rewards=lambda row: rewards[row["prompt_id"]]))
+    numbers = [text.partition("correct ")[2] for text in page.locator("#list .numbers").all_inner_texts()]
+    assert numbers == ["0.00004", "-1e+38", "0"]
+    draw_all(page)
+    figure = page.locator("figure", has_text="Rewards: correct")
+    figure.locator("summary").click()
+    rows = [text.split("\t")[0] for text in figure.locator("tbody tr").all_inner_texts()]
+    assert rows == ["-1e+38", "0", "0.00004"]
 
 
 def test_runs_of_a_merged_dataset(opened: Callable[..., Page], merged: Path, tmp_path: Path) -> None:
@@ -376,6 +402,21 @@ def test_a_character_of_several_tokens(opened: Callable[..., Page], write_sample
         assert "A part of \U0001f600" in page.locator(".panel").inner_text()
     page.locator("#response .token").first.click()
     assert "A part of" not in page.locator(".panel").inner_text()
+
+
+def test_tokens_stay_apart(opened: Callable[..., Page], write_samples: Callable[..., Path]) -> None:
+    """What is spelled out stands in a box, and marks that begin a token are carried; no token moves another."""
+    texts = ["\t", r"\t", "\u0301", "\u05d0\u05d1"]
+    tokenizer = len(make_tiny_tokenizer())
+    ids = list(range(tokenizer, tokenizer + len(texts)))
+    page = opened(write_samples([tokens([*ids, ids[-1]])], texts=texts))
+    shown = page.locator("#response .token")
+    assert shown.all_text_contents() == [r"\t", r"\t", "\u25cc\u0301", texts[3], texts[3]]
+    assert [shown.nth(place).locator(".spelled").count() for place in range(4)] == [1, 0, 1, 0]
+    left = [box["x"] for place in range(5) if (box := shown.nth(place).bounding_box())]
+    assert left == sorted(left)
+    shown.nth(0).locator(".spelled").click(force=True)
+    assert page.locator(".panel .chosen .spelled").inner_text() == r"\t"
 
 
 def test_what_is_left_out_is_told(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +21,6 @@ from rollgen.inspect.report.samples import middle_cut, samples_json, turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from rollgen.rollouts import Completion
 
@@ -210,6 +210,57 @@ def test_turns(make_completion: Callable[..., Any], prompt: str | None, expected
     """A chat by its turns, with what they hold besides text as JSON; anything else as it is."""
     completion = replace(make_completion(0, 0), prompt=prompt, prompt_token_ids=np.array([3, 4], np.int32))
     assert list(turns(completion, Decoder(None))) == expected
+
+
+@pytest.mark.parametrize("before", ["", "User: "])
+def test_text_that_looks_like_a_chat(make_completion: Callable[..., Any], before: str) -> None:
+    """The model was shown the JSON itself: no chat. Where it was shown something else, it was one."""
+    tokenizer, prompt = make_tiny_tokenizer(), json.dumps(CHAT)
+    decoder = Decoder(tokenizer.backend_tokenizer)
+    for text, expected in ((f"{before}{prompt}\n", [("", prompt)]), ("s u", [("system", "s"), ("user", "u")])):
+        ids = np.array(tokenizer.encode(text, add_special_tokens=False), np.int32)
+        assert list(turns(replace(make_completion(0, 0), prompt=prompt, prompt_token_ids=ids), decoder)) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("plain \u00a0\n\u0301", None),
+        (r"\t", None),
+        ("\t", ["", "\t"]),
+        ("a\t\x1bb\n\u202e", ["a", "\t\x1b", "b\n", "\u202e"]),
+    ],
+)
+def test_spelled_parts(text: str, expected: list[str] | None) -> None:
+    """What the page spells out stands at odd places; text that has the letters of a spelling is text."""
+    assert dict(module._spelled([(3, text)])) == ({} if expected is None else {3: expected})
+
+
+def test_names_that_are_no_text() -> None:
+    """A special token, a broken byte and an id that nobody knows are told from text that has their letters."""
+    tokenizer = make_tiny_tokenizer()
+    special, letter = tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("a")
+    (byte,) = (it for it in range(len(tokenizer)) if tokenizer.convert_ids_to_tokens(it) == "\u00ec")
+    decoder = Decoder(tokenizer.backend_tokenizer)
+    found = dict(module._parts_of_names([special, byte, 10**6, letter], decoder, module.Names(decoder)))
+    assert found == {0: ["", tokenizer.eos_token], 1: ["", r"\xec"], 2: ["", "<1000000>"]}
+    assert not dict(module._parts_of_names([1, 2], Decoder(None), module.Names(Decoder(None))))
+
+
+@pytest.mark.parametrize(
+    ("name", "run", "prompt_id", "expected"),
+    [
+        ("data", None, "p0", "data --sample p0:1"),
+        ("-data", "r", "it's", "./-data --sample 'r/it'\"'\"'s:1'"),
+        ("data", None, "", "data --sample :1"),
+        ("data", None, "a\tb", None),
+        ("d\u200eta", None, "p0", None),
+    ],
+)
+def test_commands_can_be_typed(name: str, run: str | None, prompt_id: str, expected: str | None) -> None:
+    """Or there is none: what is spelled out on the page is not what the dataset has."""
+    told = {"run": run, "id": prompt_id, "sample": 1}
+    assert module._command(Path(name), told) == (expected and f"rollgen inspect {expected}")
 
 
 def test_long_texts_lose_their_middle() -> None:

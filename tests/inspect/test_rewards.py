@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from models.rewards import write_rewards
 from rich.console import Console
@@ -18,7 +19,7 @@ from rollgen.errors import DatasetError
 from rollgen.format.reader import open_dataset
 from rollgen.format.rewards import list_parts
 from rollgen.inspect.card import write_card
-from rollgen.inspect.rewards import RewardBar, RewardFigures, RewardStats, reward_stats
+from rollgen.inspect.rewards import RewardBar, RewardFigures, RewardStats, _figures, reward_stats
 from rollgen.inspect.stats import dataset_stats
 from rollgen.inspect.terminal import render
 
@@ -84,9 +85,40 @@ def test_what_inspect_shows(dataset: Path) -> None:
     text = shown(dataset)
     assert "Rewards" in text
     assert "correct by scorers:score · 9 scored · 3 not scored" in text
-    assert "mean 0.667 · std 0.471 · 0 to 1 · no gradient 60.0% of prompts" in text
+    assert "mean 0.6667 · std 0.4714 · 0 to 1 · no gradient 60.0% of prompts" in text
     (told,) = dataset_stats(dataset).to_json()["rewards"]
     assert json.loads(json.dumps(told)) == json.loads(json.dumps(asdict(reward_stats(open_dataset(dataset))[0])))
+
+
+@pytest.mark.parametrize(
+    ("rewards", "mean", "std", "told"),
+    [
+        pytest.param([1e-5, 3e-5], 2e-5, 1e-5, "mean 2e-05 · std 1e-05 · 1e-05 to 3e-05", id="small"),
+        pytest.param([-4e-4, 4e-4], 0, 4e-4, "mean 0 · std 0.0004 · -0.0004 to 0.0004", id="around 0"),
+        pytest.param([-3e38, 3e38], 0, 3e38, "mean 0 · std 3e+38 · -3e+38 to 3e+38", id="huge"),
+        pytest.param([-0.0, -0.0], 0, 0, "mean 0 · std 0 · 0 to 0", id="minus nothing"),
+    ],
+)
+def test_rewards_of_any_size(dataset: Path, rewards: list[float], mean: float, std: float, told: str) -> None:
+    """Two, half of the samples each: six digits of each figure, wherever the point is, and no infinity in the JSON."""
+    write_rewards(dataset, "correct", lambda row: rewards[row["sample_index"]])
+    figures = reward_stats(open_dataset(dataset))[0].figures
+    assert figures is not None
+    assert (figures.mean, figures.std) == (pytest.approx(mean, rel=1e-12), pytest.approx(std, rel=1e-12))
+    assert told in shown(dataset)
+    json.dumps(dataset_stats(dataset).to_json(), allow_nan=False)
+
+
+@pytest.mark.parametrize("scale", [2.0**-1070, 1.0, 1e20])
+@pytest.mark.parametrize("base", [-20.0, 0.0, 2.0**52])
+def test_many_rewards(scale: float, base: float) -> None:
+    """41 values, a step apart: 20 bars that hold each of them once, however small a step is beside the values."""
+    values = (base + np.arange(41)) * scale
+    bars = list(_figures(values, np.zeros(41, np.int64)).bars)
+    assert (len(bars), sum(bar.samples for bar in bars)) == (20, 41)
+    assert (bars[0].low, bars[-1].high) == (values[0], values[-1])
+    for bar in bars[:-1]:
+        assert bar.samples == ((bar.low <= values) & (values < bar.high)).sum()
 
 
 def test_a_card_does_not_need_them(dataset: Path) -> None:

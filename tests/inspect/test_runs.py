@@ -26,6 +26,7 @@ from rollgen.inspect.stats import dataset_stats
 from rollgen.inspect.status import run_status
 from rollgen.inspect.status_view import render_status
 from rollgen.inspect.terminal import render
+from rollgen.rollouts import sample_seed
 
 
 def console() -> Console:
@@ -121,9 +122,10 @@ def test_what_is_not_one_sample(merged: Path, reference: str, expected: str) -> 
 
 def test_ids_with_slashes(tmp_path: Path, make_run: Callable[..., Path]) -> None:
     """`a/p0` is prompt p0 of the run a before it is the prompt `a/p0` of b, which `b/a/p0` names; both are in reach."""
+    slash = {"prompt_id": "a/p0"}
     sources = [
         make_run(tmp_path / "a", 0, shards=1, prompts=1, n=1),
-        make_run(tmp_path / "b", 1, shards=1, prompts=1, n=1, prompt_id="a/p0"),
+        make_run(tmp_path / "b", 1, shards=1, prompts=1, n=1, planned=slash, **slash, seed=sample_seed(0, "a/p0", 0)),
     ]
     merge(sources, tmp_path / "merged")
     dataset = open_dataset(tmp_path / "merged")

@@ -4,28 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-from models.times import STARTED, begin, set_times
+from models.times import begin, set_times, write_log
 
 from rollgen.format.commit import Part, WriterSlot
 from rollgen.format.journal import list_shards
 from rollgen.format.schema import JOURNAL_DIR
 from rollgen.inspect.status import run_status
-
-
-def write_log(directory: Path, writer: str, seconds: float) -> None:
-    """Of an attempt that began to sample so many seconds after the start of the last one."""
-    path = directory / "logs" / f"20260102T030405-{writer}.log"
-    path.parent.mkdir(exist_ok=True)
-    lines = (
-        "2026-01-02T03:00:00Z phase: load",
-        f"{datetime.fromtimestamp(STARTED + seconds, UTC):%FT%TZ} phase: generate",
-    )
-    path.write_text("".join(f"{line}\n" for line in lines))
 
 
 def as_written_by(directory: Path, *writers: str) -> None:

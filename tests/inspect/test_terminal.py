@@ -12,7 +12,7 @@ from rich.console import Console
 
 from rollgen.inspect.failures import ErrorCount, FailureStats
 from rollgen.inspect.stats import DatasetStats, Example, dataset_stats
-from rollgen.inspect.terminal import last_turn, number, render
+from rollgen.inspect.terminal import last_turn, notes, number, render, significant
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,6 +98,8 @@ def test_run_without_shards_renders(empty_dataset: Path) -> None:
         ("[]", "[]"),
         ("7", "7"),
         ('{"content": 1}', '{"content": 1}'),
+        ('[{"content": "no role"}]', '[{"content": "no role"}]'),
+        ('[{"role": "user", "content": [{"type": "text"}]}]', '{"content": [{"type": "text"}]}'),
     ],
 )
 def test_last_turn(prompt: str, expected: str) -> None:
@@ -111,3 +113,31 @@ def test_last_turn(prompt: str, expected: str) -> None:
 def test_number(value: float, expected: str) -> None:
     """Thousands are separated, trailing zeros dropped."""
     assert number(value) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (0.0004, "0.0004"),
+        (-0.0, "0"),
+        (12345.678, "12,345.7"),
+        (1e-12, "1e-12"),
+        (-1e38, "-1e+38"),
+        (2 / 3, "0.666667"),
+    ],
+)
+def test_significant(value: float, expected: str) -> None:
+    """Six digits of any value, and no minus before nothing."""
+    assert significant(value) == expected
+
+
+def test_what_is_not_truncated_is_told(make_dataset: Callable[..., Any]) -> None:
+    """Figures of supports say that they are not of all tokens, and ids beyond the tokenizer where they were drawn."""
+    stats = dataset_stats(make_dataset(0, support_logprobs=True).directory)
+    output = shown(stats, width=120)
+    assert "ids a truncated token" in output
+    assert f"not of the {stats.support.full_vocabulary} tokens without one" in output
+    assert any("(from the full vocabulary too)" in note for note in notes(stats))
+    only_sampled = dataclasses.replace(stats.support, beyond_tokenizer=0, sampled_beyond_tokenizer=3)
+    (note,) = [it for it in notes(dataclasses.replace(stats, support=only_sampled)) if "beyond the tokenizer" in it]
+    assert "in the supports of 0 tokens, sampled as 3" in note

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from models.times import set_times
+from models.times import set_times, write_log
 
 from rollgen.format.manifest import read_manifest, replace_manifest
 from rollgen.format.reader import open_dataset
@@ -47,12 +47,21 @@ def test_parts_are_few(make_dataset: Callable[..., Any]) -> None:
     assert np.mean(found.rates) * found.seconds == pytest.approx(found.tokens)
 
 
-def test_pauses_are_left_out(make_dataset: Callable[..., Any]) -> None:
-    """A second attempt begins 1000 seconds after the first, and takes 10 seconds for its shard."""
-    directory, _ = make_dataset(0)
+@pytest.fixture
+def resumed(make_dataset: Callable[..., Any]) -> Path:
+    """A second attempt began 1000 seconds after the first."""
+    directory: Path = make_dataset(0).directory
     manifest = read_manifest(directory)
     again = manifest.attempts[0].model_copy(update={"started_at": "2026-01-02T03:20:45+00:00"})
     replace_manifest(directory, manifest.model_copy(update={"attempts": [*manifest.attempts, again]}))
+    return directory
+
+
+def test_pauses_are_left_out(resumed: Path) -> None:
+    """The second attempt takes 10 seconds for its shard; the logs say when each of them sampled."""
+    directory = resumed
+    write_log(directory, "w0", 0, ended=30)
+    write_log(directory, "w0", 1000)
     set_times(directory, [10, 30, 1010], manifest=1000)
     found = history(directory)
     assert found is not None
@@ -77,6 +86,33 @@ def test_writers_beside_each_other(make_dataset: Callable[..., Any], commit: Cal
 def test_a_copy_tells_nothing(make_dataset: Callable[..., Any]) -> None:
     """The files were written long after the start that the manifest records."""
     assert history(make_dataset(0).directory) is None
+
+
+@pytest.mark.parametrize("logs", [False, True])
+def test_a_copy_that_was_resumed_tells_nothing(resumed: Path, logs: bool) -> None:
+    """The first two shards have the time of the copy, after their attempt and before the one that goes on."""
+    if logs:
+        write_log(resumed, "w0", 0, ended=30)
+        write_log(resumed, "w0", 1000)
+    set_times(resumed, [900, 900.1, 1010], manifest=1000)
+    assert history(resumed) is None
+
+
+@pytest.mark.parametrize(("ended", "told"), [(None, True), (50, True), (40, False)])
+def test_commits_lie_in_what_the_log_says(make_dataset: Callable[..., Any], ended: float | None, told: bool) -> None:
+    """The last shard is of second 50: after the end of the log it was fetched again. A log may be behind if it has no
+    end."""
+    directory, _ = make_dataset(0)
+    write_log(directory, "w0", 0, ended=ended)
+    set_times(directory, [10, 30, 50])
+    assert (history(directory) is not None) is told
+
+
+def test_a_shard_that_was_fetched_again_tells_nothing(make_dataset: Callable[..., Any]) -> None:
+    """It is newer than the one that was committed after it."""
+    directory, _ = make_dataset(0)
+    set_times(directory, [10, 60, 50])
+    assert history(directory) is None
 
 
 def test_rewritten_shards_tell_nothing(make_dataset: Callable[..., Any]) -> None:

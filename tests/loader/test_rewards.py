@@ -102,6 +102,21 @@ def test_samples_without_a_reward(dataset: Path) -> None:
     assert sum(len(batch) for batch in stream) == 10
 
 
+def test_samples_without_a_further_value(dataset: Path) -> None:
+    """They have a reward, so that the command alone would find nothing to do."""
+    write_rewards(dataset, "correct", lambda row: 1.0, only=lambda row: row["prompt_index"] == 2)
+    assert len(RolloutDataset(dataset, rewards="correct")) == 12
+    with pytest.raises(UsageError, match=r"2 of 12 samples have no 'correct.format'; .*only `--rescore` scores again"):
+        RolloutDataset(dataset, rewards="correct.format")
+
+
+@pytest.mark.parametrize("rewards", [3, [None], b"v", {"correct": 1}])
+def test_what_are_no_names(dataset: Path, rewards: Any) -> None:
+    """Of another type."""
+    with pytest.raises(UsageError, match=r"^rewards must be a name like 'correct' or 'correct.format', or a list of"):
+        RolloutDataset(dataset, rewards=rewards)
+
+
 def test_the_command_has_the_options_of_a_built_in_scorer(dataset: Path) -> None:
     """Quoted for a shell."""
     scorer = ScorerRecord("exact_match", None, field="answer", extract=r"\d+ (x)")
@@ -133,9 +148,11 @@ def test_tokens_that_are_not_those_that_were_scored(dataset: Path, monkeypatch: 
     rollouts = RolloutDataset(dataset, rewards="correct")
     assert rollouts[0].rewards == {"correct": 0.0}
     with pytest.raises(
-        DatasetError, match=r"row group 0: 2 samples were made again since rewards 'correct' were; `rollg"
+        UsageError, match=r"row group 0: 2 samples were made again since rewards 'correct' were; `rollgen"
     ):
         rollouts[11]
+    with pytest.raises(UsageError, match="2 samples were made again"):
+        list(RolloutStream(dataset, rewards="correct", on_damage="skip"))
     assert not math.isnan(RolloutDataset(dataset, rewards="other")[11].rewards["other"])
 
 

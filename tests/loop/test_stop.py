@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM, sent to a process of its own that runs the loop with a fake engine."""
+"""SIGINT, SIGTERM and SIGHUP, sent to a process of its own that runs the loop with a fake engine."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def start_interrupted(runs: Runs, manner: str) -> subprocess.Popen[str]:
     return process
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signals_commit_what_is_finished(runs: Runs, number: signal.Signals) -> None:
     """128 + the signal's number, five samples on disk, nothing temporary; --resume makes the other five."""
     process = start_interrupted(runs, "yielding")
@@ -80,6 +80,33 @@ def test_a_commit_that_fails_is_not_told_as_made(runs: Runs) -> None:
     assert "File too large" in stdout
     assert runs(resume=True).stored_before == 0
     assert sorted(runs.stored()) == keys(5, 2)
+
+
+def test_a_terminal_that_goes(runs: Runs) -> None:
+    """SIGHUP comes twice, from the kernel and from the shell: the second one does not cut off the commit."""
+    process = start_interrupted(runs, "stubborn")
+    for _ in range(2):
+        process.send_signal(signal.SIGHUP)
+        time.sleep(0.3)
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=10)
+    assert process.returncode == 128 + signal.SIGTERM
+
+
+def test_a_hangup_that_is_ignored(runs: Runs) -> None:
+    """As `nohup` has it: the run goes on."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        process = start_interrupted(runs, "yielding")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    process.send_signal(signal.SIGHUP)
+    time.sleep(0.3)
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGTERM
 
 
 def test_a_second_signal_ends_at_once(runs: Runs) -> None:

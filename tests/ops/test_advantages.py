@@ -78,6 +78,14 @@ def test_equal_rewards_teach_nothing(kind: str) -> None:
     assert group_advantages(rewards, torch.zeros(3, dtype=torch.int64), kind, eps=1e-30).tolist() == [0, 0, 0]
 
 
+def test_rounding_is_no_advantage() -> None:
+    """0.2 is the mean of 0.1, 0.2 and 0.3, from which float64 makes -3e-17; a difference of 1e-12 is one."""
+    rewards = torch.tensor([0.1, 0.2, 0.3, 1.0, 1.0 + 1e-12], dtype=torch.float64)
+    group = torch.tensor([0, 0, 0, 1, 1])
+    assert group_advantages(rewards, group)[1] == 0
+    assert group_advantages(rewards, group)[3:].tolist() == pytest.approx([-5e-13, 5e-13], rel=1e-3)
+
+
 def test_a_group_of_one() -> None:
     """It is its own mean; it has no others."""
     rewards, group = torch.tensor([3.0, 1.0, 2.0]), torch.tensor([1, 0, 0])
@@ -99,6 +107,7 @@ def test_an_empty_batch() -> None:
     [
         pytest.param([1.0], [0], {"kind": "std"}, "kind must be one of 'mean', 'mean_std'", id="kind"),
         pytest.param([1.0], [0], {"eps": 0.0}, "eps must be above 0", id="eps"),
+        pytest.param([1.0], [0], {"eps": "1"}, "eps must be above 0 and finite, not '1'", id="eps as text"),
         pytest.param([1], [0], {}, r"rewards must be float \[B\], not torch.int64", id="integers"),
         pytest.param([[1.0]], [0], {}, r"rewards must be float \[B\]", id="two dimensions"),
         pytest.param([1.0, 2.0], [0], {}, r"group must be int64 \[2\], not torch.int64 \[1\]", id="lengths"),
@@ -112,6 +121,28 @@ def test_what_cannot_be(rewards: list[float], group: list[int], options: dict[st
     """Refused, not guessed."""
     with pytest.raises(UsageError, match=message):
         group_advantages(torch.tensor(rewards), torch.tensor(group), **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["mean", "mean_std", "leave_one_out"])
+def test_huge_rewards(kind: str) -> None:
+    """Up to what float32 holds they are exact: the definition, in the dtype that was given, or refused."""
+    rewards = [3e38, -3e38, -1e38, 1.0]
+    found = group_advantages(torch.tensor(rewards, dtype=torch.float64), torch.zeros(4, dtype=torch.int64), kind)
+    assert found.tolist() == pytest.approx(plainly(rewards, [0] * 4, kind), rel=1e-12)
+    with pytest.raises(UsageError, match=r"rewards must be numbers that float32 can hold, one is 1e\+300"):
+        group_advantages(torch.tensor([1e300, 0.0], dtype=torch.float64), torch.tensor([0, 0]), kind)
+
+
+def test_an_advantage_that_does_not_fit() -> None:
+    """The mean is -1.5e38, so it is 4.5e38; float32 ends at 3.4e38."""
+    with pytest.raises(UsageError, match=r"the advantage of a reward of 3e\+38 is more than torch.float32 holds"):
+        group_advantages(torch.tensor([3e38, -3e38, -3e38, -3e38]), torch.zeros(4, dtype=torch.int64))
+
+
+def test_lists_are_refused() -> None:
+    """In words."""
+    with pytest.raises(UsageError, match="rewards and group must be tensors, not list and list"):
+        group_advantages([1.0], [0])  # type: ignore[arg-type]
 
 
 def test_no_gradient_comes_through() -> None:

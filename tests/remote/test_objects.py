@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
+import sys
 from collections.abc import Callable
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -15,6 +16,7 @@ from uuid import uuid4
 
 import pytest
 from fsspec.implementations.memory import MemoryFile
+from fsspec.registry import _registry
 from models.disk import largest_file
 
 from rollgen.errors import DatasetError, MissingFile, RollgenError, Unreadable, Unsent, UsageError
@@ -224,6 +226,14 @@ def test_storages_that_cannot_be_used(url: str, says: str) -> None:
     with pytest.raises(UsageError, match=says) as refused:
         ObjectStore(url).list()
     assert "\n" not in str(refused.value)
+
+
+def test_without_s3fs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package itself is named, which is on every index."""
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    monkeypatch.delitem(_registry, "s3", raising=False)
+    with pytest.raises(UsageError, match=r"pip install s3fs$"):
+        ObjectStore("s3://bucket/run").list()
 
 
 @pytest.mark.parametrize("scheme", ["s3", "S3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory"])

@@ -46,11 +46,13 @@ from rollgen.format.manifest import (
     read_manifest,
     replace_manifest,
 )
+from rollgen.format.retries import RetryList
 from rollgen.format.rewards import ScorerRecord
-from rollgen.format.schema import MANIFEST_FILE, PLAN_FILE
+from rollgen.format.schema import MANIFEST_FILE, PLAN_FILE, retry_file
 from rollgen.format.writer import ShardWriter
 from rollgen.inspect.card import write_card
 from rollgen.prompts.plan import PlanWriter
+from rollgen.rollouts import sample_seed
 
 LONG = 50_000
 TEXTS = {
@@ -153,7 +155,7 @@ def hostile_manifest(text: str) -> Manifest:
         model=ModelRecord(name=text, revision=text, fingerprint=text, dtype=text, context_length=256),
         tokenizer_sha256=text,
         attempts=[attempt],
-        retries=[Retry(generation=1, started_at=text, where={text: text}, max_tokens=9, samples=1)],
+        retries=[Retry(generation=1, started_at=text, where={text: text}, max_tokens=64, samples=2)],
     )
 
 
@@ -171,9 +173,12 @@ def make_hostile(
         tokenizer.save_pretrained(directory / "tokenizer")
         manifest = hostile_manifest(text)
         assert create_manifest(directory, manifest)
+        prompt = np.array([TOKEN, 4], np.int32)
         texts = {"prompt_id": text, "prompt": json.dumps([{"role": text, "content": given}]), "metadata": text}
         with PlanWriter(directory / PLAN_FILE) as plan:
-            plan.write([make_prompt(0, n=9, **texts), make_prompt(1, error=text)])
+            plan.write([make_prompt(0, n=9, token_ids=prompt, **texts), make_prompt(1, error=text)])
+        retried = np.array([0, 0]), np.array([0, 1], np.int32), np.array([64, 64], np.int32)
+        RetryList(1, *retried).write(directory / retry_file(1))
         row = {**texts, "text": text, "stop_reason": json.dumps(given), "finish_reason": text, "generation": 1}
         with WriterSlot(directory, "w0") as slot:
             with ShardWriter(slot, manifest, commit_interval=math.inf) as writer:
@@ -186,7 +191,8 @@ def make_hostile(
                             logprobs=np.array([math.log(0.5), 0], np.float32),
                             mask_ids=np.array([3, TOKEN, 3], np.int32),
                             mask_offsets=np.array([0, 2, 3]),
-                            prompt_token_ids=np.array([TOKEN, 4], np.int32),
+                            prompt_token_ids=prompt,
+                            seed=sample_seed(0, text, sample),
                             **row,
                         )
                     )

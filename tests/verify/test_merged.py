@@ -129,6 +129,16 @@ def test_samples_that_were_lost(merged: Path) -> None:
     assert note == "samples that were merged and are not here any more: 24; merge again to have them back"
 
 
+def test_more_samples_of_a_run_than_were_merged(merged: Path) -> None:
+    """One run has three too many, the other lacks as many: each is told of for itself."""
+    manifest = read_manifest(merged)
+    runs = [run.model_copy(update={"samples": count}) for run, count in zip(manifest.runs, (9, 15), strict=True)]
+    replace_manifest(merged, manifest.model_copy(update={"runs": runs}))
+    found = verify_dataset(merged)
+    assert [finding.problem for finding in found.findings] == ["runs.0.samples is 9, but 12 are stored"]
+    assert found.notes == ("samples that were merged and are not here any more: 3; merge again to have them back",)
+
+
 def test_a_lost_line_is_made_again(merged: Path) -> None:
     """By the rule of runs: to `repair` the rows are sound."""
     (merged / "journal" / "merge.jsonl").write_text("")

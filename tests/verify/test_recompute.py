@@ -23,6 +23,7 @@ from rollgen.format.manifest import PLANLESS, Manifest, create_manifest
 from rollgen.format.schema import shard_schema
 from rollgen.format.writer import build_row_groups, footer_metadata, write_parquet
 from rollgen.prompts.fingerprint import directory_fingerprint
+from rollgen.prompts.single import id_number
 from rollgen.rollouts import Completion, Sampling
 from rollgen.verify import recompute as module
 from rollgen.verify.recomputation import Drift
@@ -580,7 +581,8 @@ def test_only_the_runs_that_the_model_sampled(
     tiny_model: Path,
 ) -> None:
     """Of a merged dataset the four samples of this model, and not the twelve random ones of another; it says so."""
-    own = write_rows([make_row(index, 6).completion for index in range(4)])
+    made = [make_row(index, 6).completion for index in range(4)]
+    own = write_rows([replace(each, prompt_index=id_number(each.prompt_id)) for each in made])
     merge([own, make_run(tmp_path / "other", 1)], tmp_path / "merged")
     found = recompute(tmp_path / "merged", str(tiny_model), limit=None)
     assert (found.runs, found.samples, found.of_other_runs) == (("dataset",), 4, 12)

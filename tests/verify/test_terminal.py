@@ -10,7 +10,10 @@ from rollgen.verify.terminal import describe
 
 SHARD = "data/part-w0-000000.parquet"
 CLEAN = Verification(shards=2, bytes=1234, rows=1000, tokens=1, mask_ids=2345)
-HINT = "`rollgen repair` sets damaged shards aside and mends the journal; then --resume makes what is missing"
+HINT = (
+    "`rollgen repair` sets damaged shards aside and mends the journal; samples of a plan that are missing then, "
+    "--resume makes again"
+)
 
 
 def test_a_clean_dataset() -> None:

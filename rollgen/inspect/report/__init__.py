@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from rollgen.errors import UsageError
-from rollgen.format.files import new_file
+from rollgen.errors import DatasetError, UsageError
+from rollgen.format.files import new_file, open_regular
+from rollgen.format.layout import OWN_PLACES
 from rollgen.format.reader import open_dataset
 from rollgen.inspect.curves import curves_of
 from rollgen.inspect.report.content import report_content
-from rollgen.inspect.report.page import read_plotly, render_page
+from rollgen.inspect.report.page import BEGINNING, read_plotly, render_page
 from rollgen.inspect.stats import stats_of
 
 _SUFFIXES: Final = (".html", ".htm")
@@ -36,12 +37,12 @@ class Report:
 
 
 def write_report(directory: Path, target: Path) -> Report:
-    """Write the page of the dataset in `directory` to `target`, atomically, in place of a page of that name.
+    """Write the page of the dataset in `directory` to `target`, atomically, in place of a report of that name.
 
     Raises UsageError for a target that cannot be one and when plotly is not installed, before anything is read;
     DatasetError when the dataset is missing or damaged.
     """
-    check_target(target)
+    check_target(directory, target)
     plotly_js = read_plotly()
     dataset = open_dataset(directory)
     stats = stats_of(dataset)
@@ -59,11 +60,31 @@ def write_report(directory: Path, target: Path) -> Report:
     return Report(str(target), len(page), len(samples["items"]), samples["of"])
 
 
-def check_target(target: Path) -> None:
-    """Raise UsageError for a place where no page can be, or where one would replace something else."""
+def check_target(directory: Path, target: Path) -> None:
+    """Raise UsageError for a place where no page of the dataset in `directory` can be, or where one would replace
+    something else."""
     if target.suffix.lower() not in _SUFFIXES:
-        raise UsageError(f"--html {target}: name a file that ends in .html, so that nothing else is replaced")
+        raise UsageError(f"--html {target.name or repr('')}: name a file that ends in .html")
+    if not target.parent.is_dir():
+        wrong = "is not a directory" if os.path.lexists(target.parent) else "is not there; make it first"
+        raise UsageError(f"--html {target}: {target.parent} {wrong}")
+    home, place = directory.resolve(), target.parent.resolve()
+    if place != home and place.is_relative_to(home) and place.relative_to(home).parts[0] in OWN_PLACES:
+        raise UsageError(f"--html {target}: {target.parent} is a place of the dataset's own; name one beside it")
     if target.is_dir():
         raise UsageError(f"--html {target}: is a directory; name a file in it")
-    if not target.parent.is_dir():
-        raise UsageError(f"--html {target}: there is no directory {target.parent}; make it first")
+    if os.path.lexists(target) and not _is_report(target):
+        raise UsageError(f"--html {target}: is there, and no report of rollgen; name another file, or take it away")
+
+
+def _is_report(target: Path) -> bool:
+    """Whether this is a report's file, or an empty one. A link is none, wherever it leads."""
+    if target.is_symlink():
+        return False
+    try:
+        with open_regular(target) as file:
+            return file.read(len(BEGINNING)) in (b"", BEGINNING)
+    except DatasetError:  # a pipe
+        return False
+    except OSError as error:
+        raise UsageError(f"--html {target}: cannot be read: {error.strerror or error}; name another file") from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from typing import TYPE_CHECKING, Any, Final
 
 from rich import filesize
@@ -12,7 +11,7 @@ from rollgen.inert import brief
 from rollgen.inspect.decoding import load_decoder
 from rollgen.inspect.report.figures import figures
 from rollgen.inspect.report.samples import IDS, samples_json
-from rollgen.inspect.terminal import counted, notes, number, share
+from rollgen.inspect.terminal import counted, notes, number, share, significant
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -32,7 +31,6 @@ def report_content(dataset: StoredDataset, stats: DatasetStats, curves: Curves) 
     """JSON-able. `stats` and `curves` are those of `dataset`. Raises DatasetError for damage."""
     return {
         "name": stats.name,
-        "directory": shlex.quote(stats.name),
         "vocab_size": stats.manifest.vocab_size,
         "shown_ids": IDS,
         "headline": [{"label": label, "value": value, "more": more} for label, value, more in _headline(stats)],
@@ -56,7 +54,8 @@ def _headline(stats: DatasetStats) -> Iterator[tuple[str, str, str]]:
     else:
         owed = f"{plan.owed + plan.retries_owed:,} owed" if plan.owed + plan.retries_owed else "none owed"
         yield "Samples", f"{samples.samples:,}", f"of {plan.samples:,} planned, {owed}"
-    yield "Prompts", f"{samples.prompts:,}", f"{samples.samples / max(1, samples.prompts):.3g} samples each"
+    each = f"{samples.samples / max(1, samples.prompts):.3g}"
+    yield "Prompts", f"{samples.prompts:,}", f"{each} sample{'' if each == '1' else 's'} each"
     if samples.response_length is not None:
         length = samples.response_length
         yield "Tokens", _short(samples.generated_tokens), f"median {number(length.median)} a response"
@@ -64,14 +63,16 @@ def _headline(stats: DatasetStats) -> Iterator[tuple[str, str, str]]:
     if samples.samples:
         yield "Cut at max_tokens", share(cut, samples.samples), f"{counted(cut, 'sample')} finished by length"
     if support is not None and support.size is not None:
-        yield "Support", number(round(support.size.mean, 1)), f"ids a token; largest {number(support.size.max)}"
+        others = f"; {share(support.full_vocabulary, support.tokens)} not truncated" if support.full_vocabulary else ""
+        largest = number(support.size.max)
+        yield "Support", number(round(support.size.mean, 1)), f"ids a token; largest {largest}{others}"
         yield "Singletons", share(support.singletons, support.tokens), "tokens without a choice"
     if logprobs is not None:
         yield "Surprisal", number(round(logprobs.surprisal, 3)), "nats a token, on average"
     for rewards in stats.rewards:
         if (known := rewards.figures) is not None:
             missing = f"{rewards.not_scored:,} not scored" if rewards.not_scored else "all scored"
-            yield f"Reward {rewards.name}", number(round(known.mean, 3)), f"on average, {missing}"
+            yield f"Reward {rewards.name}", significant(known.mean, 4), f"on average, {missing}"
     if stats.failures.samples:
         yield "Failed", f"{stats.failures.samples:,}", "samples that are not stored"
     yield "Disk", filesize.decimal(stats.files.bytes), counted(stats.files.shards, "shard")

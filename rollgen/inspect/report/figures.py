@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rich import filesize
 
 from rollgen.inert import brief
-from rollgen.inspect.terminal import number, share
+from rollgen.inspect.terminal import number, share, significant
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -39,6 +39,8 @@ _FILLS: Final = (("@blue", ""), ("@orange", "/"), ("@green", "x"), ("@purple", "
 """Colour and pattern of each group of stacked bars."""
 _FEW_LENGTHS: Final = 10
 """Of which each is written on the axis."""
+_EDGES: Final = 4
+"""Of so many bars of rewards one has its edge on the axis."""
 _PERCENT: Final = 100.0
 
 
@@ -95,7 +97,8 @@ def _axes(x: str, y: str, **more: Any) -> dict[str, Any]:
 
 
 def _percents(parts: Sequence[int], whole: int) -> list[float]:
-    return [round(_PERCENT * part / whole, 4) for part in parts]
+    """With six significant digits: a token of millions shows on a logarithmic scale."""
+    return [float(f"{_PERCENT * part / whole:.6g}") for part in parts]
 
 
 def _support_sizes(stats: DatasetStats) -> Iterator[Figure]:
@@ -126,8 +129,10 @@ def _support_sizes(stats: DatasetStats) -> Iterator[Figure]:
 def _support_sentence(support: SupportStats) -> str:
     if support.size is None:
         return "Nothing was truncated: each token could be any id of the vocabulary."
+    untruncated = share(support.full_vocabulary, support.tokens)
+    others = f", but for the {untruncated} drawn from the full vocabulary" if support.full_vocabulary else ""
     return (
-        f"How many ids a token was drawn from: {number(round(support.size.mean, 1))} on average. "
+        f"How many ids a token was drawn from: {number(round(support.size.mean, 1))} on average{others}. "
         f"{share(support.singletons, support.tokens)} of the tokens had no choice (one id) and carry no gradient. "
         f"top_k was reached by {share(support.top_k_binds, support.tokens)}, and exceeded by ties in "
         f"{share(support.top_k_ties, support.tokens)}: where it often binds, it cuts what top_p would have kept."
@@ -149,7 +154,7 @@ def _supports_by_position(curves: Curves) -> Iterator[Figure]:
         sentence,
         _band([part for part, _ in parts], [size for _, size in parts], "@blue", "ids"),
         layout,
-        ("tokens from", "to", "count", "lower quartile", "median", "upper quartile", "mean"),
+        ("tokens from", "to", "truncated", "lower quartile", "median", "upper quartile", "mean"),
         [_quartile_row(part, size) for part, size in parts],
     )
 
@@ -170,6 +175,11 @@ def _surprisal_by_position(curves: Curves) -> Iterator[Figure]:
             | {"hovertemplate": hover}
         )
         told = "The dashed line is the exact entropy of the supports, which the dots should follow. "
+        if any(part.surprisal.tokens > entropy.tokens for part, entropy in exact):
+            told = (
+                "The dashed line is the exact entropy of the supports; dots are of all tokens, also of those drawn "
+                "from the full vocabulary, and need not follow it. "
+            )
     sentence = (
         "Surprisal is minus the logprob of the sampled token; its mean (dots) estimates the entropy of the policy. "
         f"{told}A fall towards 0 is a policy that has stopped exploring. {_reach(curves.stretches)}"
@@ -198,8 +208,9 @@ def _middle(part: Stretch) -> float:
 
 
 def _quartile_row(part: Stretch, values: Quartiles) -> tuple[Cell, ...]:
-    told = (round(value, 4) for value in (values.lower, values.median, values.upper, values.mean))
-    return (part.start, part.stop - 1, part.tokens, *told)
+    """Quartiles to two decimals, as far as they are known."""
+    quartiles = (round(value, 2) for value in (values.lower, values.median, values.upper))
+    return (part.start, part.stop - 1, values.tokens, *quartiles, round(values.mean, 4))
 
 
 def _band(parts: Sequence[Stretch], values: Sequence[Quartiles], color: str, unit: str) -> list[Trace]:
@@ -207,10 +218,10 @@ def _band(parts: Sequence[Stretch], values: Sequence[Quartiles], color: str, uni
     x = [_middle(part) for part in parts]
     base = {"type": "scatter", "x": x}
     edge = base | {"mode": "lines", "line": {"width": 0, "color": color}, "hoverinfo": "skip"}
-    told = [[part.start, part.stop - 1, part.tokens, v.lower, v.upper] for part, v in zip(parts, values, strict=True)]
+    told = [[part.start, part.stop - 1, v.tokens, v.lower, v.upper] for part, v in zip(parts, values, strict=True)]
     hover = (
-        f"tokens %{{customdata[0]:,}}-%{{customdata[1]:,}}: median %{{y:.3~f}} {unit}, middle half "
-        "%{customdata[3]:.3~f}-%{customdata[4]:.3~f}, of %{customdata[2]:,} tokens<extra></extra>"
+        f"tokens %{{customdata[0]:,}}-%{{customdata[1]:,}}: median %{{y:.2~f}} {unit}, middle half "
+        "%{customdata[3]:.2~f}-%{customdata[4]:.2~f}, of %{customdata[2]:,} tokens<extra></extra>"
     )
     median = {"name": "median", "mode": "lines", "line": {"color": color, "width": 2.5}, "customdata": told}
     dots = {"name": "mean", "mode": "markers", "marker": {"color": color, "size": 5, "symbol": "circle-open"}}
@@ -378,29 +389,36 @@ def _rewards(stats: DatasetStats) -> Iterator[Figure]:
 
 
 def _reward_figure(place: int, rewards: RewardStats, figures: RewardFigures) -> Figure:
-    """A bar for each reward, by its name, or for each range of them, on a scale."""
+    """A bar for each reward, or for each range of them, side by side: whatever their size, plotly can draw them."""
     bars = figures.bars
+    places = list(range(len(bars)))
     counts = [bar.samples for bar in bars]
     trace: Trace = {
         "type": "bar",
         "y": counts,
-        "customdata": [[number(round(bar.low, 4)), number(round(bar.high, 4))] for bar in bars],
+        "x": places,
+        "customdata": [[significant(bar.low), significant(bar.high)] for bar in bars],
         "marker": {"color": "@green", "line": {"color": "@background", "width": 1}},
     }
     if all(bar.low == bar.high for bar in bars):
-        places = list(range(len(bars)))
-        ticks = {"tickvals": places, "ticktext": [number(round(bar.low, 4)) for bar in bars]}
+        ticks = {"tickvals": places, "ticktext": [significant(bar.low) for bar in bars]}
         told = [share(count, rewards.scored) for count in counts]
-        trace |= {"x": places, "text": told, "textposition": "outside", "cliponaxis": False}
+        trace |= {"text": told, "textposition": "outside", "cliponaxis": False}
         trace["hovertemplate"] = "%{customdata[0]}: %{y:,} samples<extra></extra>"
     else:
-        ticks = {}
-        trace |= {"x": [(bar.low + bar.high) / 2 for bar in bars], "width": [bar.high - bar.low for bar in bars]}
+        edges = [*(bar.low for bar in bars), bars[-1].high][::_EDGES]
+        ticks = {
+            "range": [-0.6, len(bars) - 0.4],  # with its edges
+            "zeroline": False,
+            "tickvals": [place * _EDGES - 0.5 for place in range(len(edges))],
+            "ticktext": [significant(edge, 3) for edge in edges],
+        }
+        trace |= {"width": 1}
         trace["hovertemplate"] = "%{customdata[0]} to %{customdata[1]}: %{y:,} samples<extra></extra>"
     missing = f" {rewards.not_scored:,} samples are not scored." if rewards.not_scored else ""
     sentence = (
-        f"By {brief(rewards.scorer, _LABEL)}: mean {number(round(figures.mean, 3))}, standard deviation "
-        f"{number(round(figures.std, 3))}.{missing} For {share(figures.equal_prompts, figures.prompts)} of the prompts "
+        f"By {brief(rewards.scorer, _LABEL)}: mean {significant(figures.mean, 4)}, standard deviation "
+        f"{significant(figures.std, 4)}.{missing} For {share(figures.equal_prompts, figures.prompts)} of the prompts "
         "all samples have the same reward, which is no advantage and no gradient."
     )
     rows: list[tuple[Cell, ...]] = [(bar.low, bar.high, bar.samples) for bar in bars]

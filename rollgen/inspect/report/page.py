@@ -28,6 +28,7 @@ _PAGE: Final = """\
 <html lang="en">
 <head>
 <meta charset="utf-8">
+<meta name="generator" content="rollgen">
 <meta http-equiv="Content-Security-Policy" content="{policy}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
@@ -43,6 +44,8 @@ _PAGE: Final = """\
 </body>
 </html>
 """
+BEGINNING: Final = _PAGE[: _PAGE.index("<meta http-equiv")].encode()
+"""Of every page, and of no other."""
 _STYLES: Final = ("page.css", "samples.css")
 _SCRIPTS: Final = ("dom.js", "charts.js", "sample.js", "browser.js", "report.js")
 """Files of `assets/`: the parts of one style sheet and of one script, in their order."""
@@ -75,7 +78,7 @@ def read_plotly() -> str:
     try:
         from plotly.offline import get_plotlyjs
     except ImportError:
-        raise UsageError("--html draws with plotly, which is not installed: pip install 'rollgen[report]'") from None
+        raise UsageError("--html draws with plotly, which is not installed: pip install plotly") from None
     text: str = get_plotlyjs()
     # What a browser hashes: HTML knows one end of line only.
     return re.sub(r"\r\n?", "\n", text)

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -20,13 +22,15 @@ import numpy.typing as npt
 from rollgen.format.keys import Keys
 from rollgen.format.ragged import Ragged
 from rollgen.format.rewards import REWARD, reward_names, rewards_in_force, token_checksums
-from rollgen.inert import shorten
+from rollgen.inert import plain, shorten
+from rollgen.inspect.chat import text_of, turns_of
 from rollgen.inspect.report.choice import choose
 from rollgen.inspect.sample import read_completions
 from rollgen.inspect.terminal import number
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from rollgen.format.reader import StoredDataset
     from rollgen.inspect.decoding import Decoder
@@ -105,8 +109,8 @@ class Names(dict[int, str]):
 
 
 def samples_json(dataset: StoredDataset, decoder: Decoder) -> dict[str, Any]:
-    """JSON-able: `of` samples these `items`, in the order of the dataset, the names of their `rewards`, and the `ids`
-    that occur with their `names`.
+    """JSON-able: `of` samples these `items`, in the order of the dataset, the names of their `rewards`, the `ids` that
+    occur with their `names`, and the `parts` of names of which some is spelled out.
 
     Raises DatasetError for damage.
     """
@@ -121,9 +125,12 @@ def samples_json(dataset: StoredDataset, decoder: Decoder) -> dict[str, Any]:
         "decoded": decoder.has_tokenizer,
         "ids": ids,
         "names": [names[token_id] for token_id in ids],
+        "parts": dict(_parts_of_names(ids, decoder, names)),
         "rewards": list(rewards),
         "items": [
-            _item(sample, vocabulary) | {"rewards": {name: values[place] for name, values in rewards.items()}}
+            _item(sample, vocabulary)
+            | {"rewards": {name: values[place] for name, values in rewards.items()}}
+            | ({"command": _command(dataset.directory, sample.told)} if "gap" in sample.told else {})
             for place, sample in enumerate(shown)
         ],
     }
@@ -217,34 +224,22 @@ def turns(completion: Completion, decoder: Decoder) -> Iterator[tuple[str, str]]
     if completion.prompt is None:
         yield "", middle_cut(decoder.text(completion.prompt_token_ids.tolist()))
         return
-    chat = _chat(completion.prompt)
+    chat = _chat(completion, completion.prompt, decoder)
     if chat is None:
         yield "", middle_cut(completion.prompt)
         return
     if (hidden := len(chat) - TURNS) > 0:
         yield "", f"… {hidden:,} turns before these …"
     for turn in chat[-TURNS:]:
-        yield shorten(turn["role"], _TOKEN), middle_cut(_content(turn))
+        yield shorten(turn["role"], _TOKEN), middle_cut(text_of(turn))
 
 
-def _chat(prompt: str) -> list[dict[str, Any]] | None:
-    """The turns of a prompt that is messages as JSON text; None for any other."""
-    try:
-        chat = json.loads(prompt)
-    except (ValueError, RecursionError):
-        return None
-    is_chat = isinstance(chat, list) and all(isinstance(turn, dict) for turn in chat) and bool(chat)
-    return chat if is_chat and all(isinstance(turn.get("role"), str) for turn in chat) else None
-
-
-def _content(turn: dict[str, Any]) -> str:
-    """The text of a turn, and as JSON whatever else it has (tool calls, parts that are no text)."""
-    content = turn.get("content")
-    others = {name: value for name, value in turn.items() if name not in ("role", "content")}
-    if content is not None and not isinstance(content, str):
-        others["content"] = content
-    texts = [content] if isinstance(content, str) else []
-    return "\n".join([*texts, *([json.dumps(others, ensure_ascii=False)] if others else [])])
+def _chat(completion: Completion, prompt: str, decoder: Decoder) -> list[dict[str, Any]] | None:
+    """The turns of a prompt that was messages: the model was not shown their JSON text. None for any other."""
+    chat = turns_of(prompt)
+    if chat is None or not decoder.has_tokenizer:
+        return chat
+    return None if prompt.strip() in decoder.text(completion.prompt_token_ids.tolist()) else chat
 
 
 def middle_cut(text: str) -> str:
@@ -266,6 +261,37 @@ def _texts(completion: Completion, decoder: Decoder, names: Names, *, is_long: b
             if cell.stop - cell.start > 1 or cell.text != names[part[cell.start]]:
                 yield first + cell.start, shorten(cell.text, _TOKEN)
                 yield from ((first + place, "") for place in range(cell.start + 1, cell.stop))
+
+
+def _parts_of_names(ids: Sequence[int], decoder: Decoder, names: Names) -> Iterator[tuple[int, list[str]]]:
+    """`_spelled` of the names of these ids, by place; all of a name that is no text is spelled out."""
+    for place, token_id in enumerate(ids) if decoder.has_tokenizer else ():
+        if decoder.is_text(token_id):
+            yield from _spelled([(place, names[token_id])])
+        else:
+            yield place, ["", names[token_id]]
+
+
+def _spelled(texts: Iterable[tuple[int, str]]) -> Iterator[tuple[int, list[str]]]:
+    """Of the texts that the page has to spell some of, the parts: as they are and spelled out, in turn."""
+    for place, text in texts:
+        runs = [(spelled, "".join(run)) for spelled, run in groupby(text, _is_spelled)]
+        if any(spelled for spelled, _ in runs):
+            yield place, [*([""] if runs[0][0] else []), *(run for _, run in runs)]
+
+
+def _is_spelled(character: str) -> bool:
+    return character != "\n" and len(plain(character)) > 1
+
+
+def _command(directory: Path, told: Mapping[str, Any]) -> str | None:
+    """What shows all of a sample, of which the page shows a part; None where it cannot be typed."""
+    name, run = directory.resolve().name, told["run"]
+    reference = f"{'' if run is None else f'{run}/'}{told['id']}:{told['sample']}"
+    if plain(name) != name or plain(reference) != reference:
+        return None
+    place = f"./{name}" if name.startswith("-") else name
+    return f"rollgen inspect {shlex.quote(place)} --sample {shlex.quote(reference)}"
 
 
 def _supports(completion: Completion, places: Ints) -> Supports:
@@ -310,6 +336,7 @@ def _item(sample: Shown, vocabulary: Vocabulary) -> dict[str, Any]:
         "tokens": vocabulary.places(sample.token_ids),
         "nats": sample.nats.tolist(),
         "texts": sample.texts,
+        "parts": dict(_spelled(sample.texts.items())),
         "sizes": supports.sizes.tolist(),
         "supports": vocabulary.places(supports.ids),
         "support_nats": None if supports.nats is None else supports.nats.tolist(),

@@ -57,7 +57,7 @@ function refilter() {
 function entryOf(item) {
   const numbers = `${plural(item.length, "token")}, logprob ${rounded(item.logprob, 2)}`;
   const rewards = Object.entries(item.rewards).map(
-    ([name, value]) => `${name} ${value === null ? "not scored" : rounded(value, 3)}`,
+    ([name, value]) => `${name} ${value === null ? "not scored" : significant(value)}`,
   );
   item.entry = make(
     "li",
@@ -100,8 +100,6 @@ function move(steps) {
   if (shown.length) select(shown[Math.max(0, Math.min(shown.length - 1, place))]);
 }
 
-const isField = (node) => ["INPUT", "SELECT", "TEXTAREA"].includes(node.tagName);
-
 function leaveFilter(event) {
   if (event.key === "Escape") {
     filter.value = "";
@@ -115,9 +113,9 @@ function leaveFilter(event) {
   event.stopPropagation();
 }
 
-/** `/` and j, k anywhere; the arrows, Home and End in the list and (up, down) in a response. */
+/** `/` and j, k anywhere but in the filter, which keeps its keys (`leaveFilter`); the arrows, Home and End in the list and (up, down) in a response. */
 function press(event) {
-  if (event.ctrlKey || event.metaKey || event.altKey || isField(event.target) || !samples.items.length) return;
+  if (event.ctrlKey || event.metaKey || event.altKey || !samples.items.length) return;
   const inList = event.target === list;
   const inResponse = Boolean(event.target.closest?.("#response"));
   const steps = { j: 1, k: -1, ...(inList || inResponse ? { ArrowDown: 1, ArrowUp: -1 } : {}) }[event.key];

@@ -98,7 +98,8 @@ function figureOf(figure) {
 }
 
 function table({ head, rows }) {
-  const cell = (value) => (typeof value === "number" ? rounded(value, 4) : value);
+  const told = (number) => (Number.isSafeInteger(number) ? count(number) : significant(number));
+  const cell = (value) => (typeof value === "number" ? told(value) : value);
   const row = (values) =>
     make(
       "tr",

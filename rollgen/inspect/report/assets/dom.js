@@ -25,6 +25,9 @@ function make(tag, attributes = {}, ...children) {
   return node;
 }
 
-const count = (number) => number.toLocaleString("en");
-const rounded = (number, digits) => number.toLocaleString("en", { maximumFractionDigits: digits });
+const count = (number) => (number + 0).toLocaleString("en"); // + 0: of 0 no "-0"
+const rounded = (number, digits) =>
+  (Number(number.toFixed(digits)) + 0).toLocaleString("en", { maximumFractionDigits: digits });
+/** Of a value of any size six digits: 0.0004, 1e+38. */
+const significant = (number) => String(Number(number.toPrecision(6)));
 const plural = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;

@@ -16,17 +16,38 @@ const percent = (probability) => {
   const digits = probability >= 0.1 || probability === 0 ? 1 : probability >= 0.001 ? 2 : 4;
   return `${(100 * probability).toFixed(digits)} %`;
 };
-/** A text with nothing invisible in it: what the table of a support shows. */
-const visible = (text) =>
-  text.replaceAll(" ", "␣").replaceAll("\n", "\\n").replace(/^\p{M}/u, "◌$&").replaceAll(/[\u200c\u200d]/g, "◌");
+const SIGNS = { "\n": "↵", " ": "␣", "\u200c": "◌", "\u200d": "◌" };
+const INVISIBLE = /([ \n\u200c\u200d])/gu;
+/** What would join the token before: marks, and what joins letters. */
+const JOINS = /^[\p{Mn}\p{Me}\u200c\u200d]*/u;
 
 const tokenText = (item, place) => item.texts[place] ?? samples.names[item.tokens[place]];
+const partsOf = (item, place) =>
+  (place in item.texts ? item.parts[place] : samples.parts[item.tokens[place]]) ?? [tokenText(item, place)];
+const nameOf = (name) => samples.parts[name] ?? [samples.names[name]];
+
+/** Nodes of a text in parts, of which every other one is spelled out: in a box, so that text cannot look like it. */
+function shownParts([first, ...others], show) {
+  const boxed = (text) => make("span", { class: "spelled" }, text);
+  const [joined] = JOINS.exec(first);
+  const rest = [first.slice(joined.length), ...others];
+  return [joined ? boxed(`◌${joined}`) : null, ...rest.flatMap((part, at) => (at % 2 ? boxed(part) : show(part)))];
+}
+
+/** With nothing invisible in it: what the panel shows. */
+const visible = (parts) =>
+  shownParts(parts, (part) =>
+    part.split(INVISIBLE).map((text, at) => (at % 2 ? make("span", { class: "sign" }, SIGNS[text]) : text)),
+  );
+/** As text runs, with its ends of lines. */
+const running = (parts) => shownParts(parts, (part) => part.replaceAll("\n", "↵\n"));
 
 function facts(item) {
-  const support = item.support === null ? "not truncated" : `${rounded(item.support, 1)} ids on average`;
+  const size = item.support === null ? null : rounded(item.support, 1);
+  const support = size === null ? "not truncated" : `${size} ${size === "1" ? "id" : "ids"} on average`;
   const rewards = Object.entries(item.rewards).map(([name, value]) => [
     `Reward ${name}`,
-    value === null ? "not scored" : rounded(value, 4),
+    value === null ? "not scored" : significant(value),
   ]);
   const told = [
     ...rewards,
@@ -105,17 +126,16 @@ function tokenOf(item, place) {
       tabindex: place === 0 ? 0 : -1,
       "data-place": place,
     },
-    isPart ? "·" : text.replaceAll("\n", "↵\n"),
+    isPart ? "·" : running(partsOf(item, place)),
   );
 }
 
 function gapOf(item) {
-  const command = `rollgen inspect ${content.directory} --sample ${quoted(reference(item))}`;
-  const hidden = `… ${plural(item.gap[1], "token")} not shown here; all: `;
-  return make("p", { class: "gap", role: "presentation" }, hidden, make("code", {}, command));
+  const hidden = `… ${plural(item.gap[1], "token")} not shown here`;
+  const command = item.command === null ? [] : ["; all: ", make("code", {}, item.command)];
+  return make("p", { class: "gap", role: "presentation" }, hidden, ...command);
 }
 
-const quoted = (text) => (/^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);
 const nodeOf = (place) => document.querySelector(`#response [data-place="${place}"]`);
 
 /** A token that has the focus is the one that the panel shows, unless the mouse points at another. */
@@ -134,8 +154,8 @@ const focusToken = (place) => nodeOf(place).focus();
 
 function describe(place) {
   const size = current.sizes[place];
-  const text = tokenText(current, place);
-  return `${text ? visible(text) : "part of a character"}, ${percent(probabilityOf(current.nats[place]))}, ${
+  const text = tokenText(current, place).replaceAll(INVISIBLE, (found) => SIGNS[found]);
+  return `${text || "part of a character"}, ${percent(probabilityOf(current.nats[place]))}, ${
     size ? plural(size, "id") : "not truncated"
   }`;
 }
@@ -149,12 +169,12 @@ function walk(event) {
   focusToken(Math.max(0, Math.min(last, to)));
 }
 
-/** The text of the tokens that decode only together with this one; null where it stands for itself. */
+/** The parts of the text of tokens that decode only together with this one; null where it stands for itself. */
 function wholeOf(place) {
   const isPart = (at) => at < current.tokens.length && tokenText(current, at) === "";
   let start = place;
   while (start > 0 && isPart(start)) start -= 1;
-  return isPart(place) || isPart(place + 1) ? tokenText(current, start) : null;
+  return isPart(place) || isPart(place + 1) ? partsOf(current, start) : null;
 }
 
 function showToken(place) {
@@ -164,7 +184,7 @@ function showToken(place) {
   const whole = wholeOf(place);
   panel.replaceChildren(
     make("h4", {}, `Token ${count(number)} of 0-${count(item.length - 1)}`),
-    make("p", { class: "chosen" }, visible(samples.names[item.tokens[place]])),
+    make("p", { class: "chosen" }, visible(nameOf(item.tokens[place]))),
     make(
       "p",
       {},
@@ -208,7 +228,7 @@ function supportRow({ name, nats, isSampled }) {
   return make(
     "tr",
     { class: isSampled ? "sampled" : null },
-    make("td", {}, make("span", { class: "name" }, visible(samples.names[name])), isSampled ? " ◂ sampled" : ""),
+    make("td", {}, make("span", { class: "name" }, visible(nameOf(name))), isSampled ? " ◂ sampled" : ""),
     make("td", { class: "number" }, String(samples.ids[name])),
     make("td", { class: "number" }, probability === null ? "" : percent(probability), probability === null ? "" : bar),
   );

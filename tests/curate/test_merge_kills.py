@@ -1,0 +1,173 @@
+"""A merge that is killed: the whole dataset is there, or what was there before, or nothing, and it can be repeated."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from models.disk import largest_file
+
+from rollgen.curate.merge import merge
+from rollgen.errors import DatasetError, UsageError
+from rollgen.format.journal import list_shards
+from rollgen.format.reader import open_dataset
+from rollgen.verify.dataset import verify_dataset
+
+MakeRun = Callable[..., Path]
+
+
+@pytest.fixture
+def two(tmp_path: Path, make_run: MakeRun) -> list[Path]:
+    """The runs `base` and `step-1`."""
+    return [make_run(tmp_path / name, number) for number, name in enumerate(("base", "step-1"))]
+
+
+def content(directory: Path) -> dict[str, bytes]:
+    """Every file but locks, whose content is of no account."""
+    files = (path for path in directory.rglob("*") if path.is_file() and path.suffix != ".lock")
+    return {str(path.relative_to(directory)): path.read_bytes() for path in files}
+
+
+class Killed(BaseException):
+    """As if by a signal that cannot be caught: nothing that would clean up can do anything any more."""
+
+
+STEPS = ("os.link", "os.unlink", "os.rename", "os.replace", "os.mkdir", "os.rmdir", "os.fsync")
+
+
+@contextmanager
+def dying(at: int, *, how: type[BaseException]) -> Iterator[list[int]]:
+    """Raise `how` instead of step number `at`, and if it is Killed, instead of every later one. Gives their count."""
+    count = [0]
+
+    def step(real: Callable[..., Any]) -> Callable[..., Any]:
+        def taken(*arguments: Any, **named: Any) -> Any:
+            count[0] += 1
+            if count[0] == at or (count[0] > at and how is Killed):
+                raise how
+            return real(*arguments, **named)
+
+        return taken
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in STEPS:
+            module, _, attribute = name.rpartition(".")
+            patch.setattr(name, step(getattr(sys.modules[module], attribute)))
+        yield count
+
+
+@pytest.mark.parametrize("how", [Killed, KeyboardInterrupt])
+def test_killed_at_every_step(two: list[Path], tmp_path: Path, how: type[BaseException]) -> None:
+    """There is the whole dataset, or none: readers refuse what is there, and the same command makes it.
+
+    Only between the first shard's name and the manifest a kill leaves shards, for which the command wants `clean`.
+    """
+    seen = Counter[str]()
+    for at in itertools.count(1):
+        out = tmp_path / f"out-{at}"
+        with dying(at, how=how) as count, suppress(how):
+            merge(two, out, shard_tokens=100)
+        if (out / "rollgen.json").exists():
+            assert verify_dataset(out).rows == 24
+            seen["whole"] += 1
+        else:
+            with pytest.raises(DatasetError, match=r"not found; .* is not a rollgen dataset|holds shards but no"):
+                open_dataset(out)
+            left = bool(list_shards(out))
+            seen["shards" if left else "nothing"] += 1
+            if left:
+                with pytest.raises(
+                    UsageError, match="holds shards without a manifest already; replace it with --clean"
+                ):
+                    merge(two, out, shard_tokens=100)
+            merge(two, out, shard_tokens=100, clean=left)
+            assert verify_dataset(out).is_clean
+            assert not list(out.rglob(".tmp-*"))
+        if count[0] < at:  # it was not killed: that was the last step
+            break
+    if how is Killed:
+        assert set(seen) == {"whole", "shards", "nothing"}, "not every state has been tried"
+    else:
+        assert set(seen) == {"whole", "nothing"}, "whoever is interrupted takes away what there is"
+
+
+def test_killed_while_it_replaces(tmp_path: Path, make_run: MakeRun) -> None:
+    """What `clean` replaces is there, whole, until all of the new dataset is ready; only for an instant there is none.
+
+    Steps that take it away and put the new one in place are some 20 of the 60.
+    """
+    sources = [make_run(tmp_path / str(number), number, shards=1, prompts=1) for number in range(2)]
+    old = make_run(tmp_path / "old", 5)
+    held = content(old)
+    seen = Counter[str]()
+    for at in itertools.count(1, 2):
+        out = Path(shutil.copytree(old, tmp_path / f"out-{at}"))
+        with dying(at, how=Killed) as count, suppress(Killed):
+            merge(sources, out, clean=True)
+        if not (out / "rollgen.json").exists():
+            seen["none"] += 1
+        elif (out / "plan.parquet").exists():
+            assert held.items() <= content(out).items()
+            seen["old"] += 1
+        else:
+            assert verify_dataset(out).rows == 4
+            seen["new"] += 1
+        merge(sources, out, clean=True)
+        assert verify_dataset(out).is_clean
+        assert not list(out.rglob(".tmp-*"))
+        if count[0] < at:
+            break
+    assert set(seen) == {"old", "none", "new"}, "not every state has been tried"
+    assert seen["none"] < seen["old"]
+
+
+def test_a_full_disk_leaves_what_there_was(tmp_path: Path, make_run: MakeRun) -> None:
+    """Whatever `clean` was to replace; the error says so."""
+    sources = [make_run(tmp_path / str(n), n, shards=1, prompts=1, n=1, tokens=4000, full=n == 0) for n in range(2)]
+    old = make_run(tmp_path / "old", 5)
+    held = content(old)
+    with largest_file(40_000), pytest.raises(DatasetError, match="nothing was merged, and --out is as it was"):
+        merge(sources, old, shard_tokens=4000, clean=True)
+    assert content(old) == held
+
+
+KILL = """
+import os, signal, sys
+from pathlib import Path
+from rollgen.curate.merge import merge
+
+name, at, real = sys.argv[4], int(sys.argv[5]), getattr(os, sys.argv[4])
+
+def step(*arguments, **named):
+    global at
+    at -= 1
+    if at == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(*arguments, **named)
+
+setattr(os, name, step)
+merge([Path(sys.argv[1]), Path(sys.argv[2])], Path(sys.argv[3]))
+"""
+
+
+@pytest.mark.parametrize(("call", "at", "clean"), [("fsync", 2, False), ("link", 2, True)], ids=["building", "naming"])
+def test_sigkill(two: list[Path], tmp_path: Path, call: str, at: int, clean: bool) -> None:
+    """A real one, of a real process. The second fsync is that of the shard, the second link that of the manifest."""
+    out = tmp_path / "out"
+    arguments = [*map(str, two), str(out), call, str(at)]
+    killed = subprocess.run([sys.executable, "-c", KILL, *arguments], check=False, timeout=60)
+    assert killed.returncode == -signal.SIGKILL
+    assert bool(list_shards(out)) is clean
+    merge(two, out, clean=clean)
+    assert verify_dataset(out).is_clean
+    assert not list(out.rglob(".tmp-*"))
+    assert [path.name for path in (out / "data").iterdir()] == ["part-merge-000000.parquet"]

@@ -1,0 +1,78 @@
+"""Rewards of datasets that are merged: carried over under the new keys, or left behind and named."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from models.rewards import SCORER, write_rewards
+
+from rollgen.curate.merge import merge
+from rollgen.format.keys import read_rows
+from rollgen.format.manifest import Retry
+from rollgen.format.reader import open_dataset
+from rollgen.format.rewards import rewards_in_force, stored_checksums
+from rollgen.rollouts import Completion
+
+MakeRun = Callable[..., Path]
+MakeCompletion = Callable[..., Completion]
+ReadShards = Callable[[Path], dict[str, list[dict[str, Any]]]]
+RETRY = Retry(generation=1, started_at="2026-01-02T03:04:05+00:00", where={}, max_tokens=64, samples=1)
+
+
+def all_rows(directory: Path, read_shards: ReadShards) -> list[dict[str, Any]]:
+    return [row for rows in read_shards(directory).values() for row in rows]
+
+
+@pytest.fixture
+def two(tmp_path: Path, make_run: MakeRun) -> list[Path]:
+    """The runs `base` and `step-1`."""
+    return [make_run(tmp_path / name, number) for number, name in enumerate(("base", "step-1"))]
+
+
+def test_rewards_are_carried_over(two: list[Path], tmp_path: Path, read_shards: ReadShards) -> None:
+    """Under the new keys: those of a name that both have by one scorer. A sample without one has none afterwards."""
+
+    def reward(row: dict[str, Any]) -> dict[str, float | None]:
+        unscored = (row["prompt_id"], row["sample_index"]) == ("p1", 0)
+        return {"reward": None if unscored else float(row["response_length"] + row["sample_index"] / 2)}
+
+    for path in two:
+        write_rewards(path, "correct", reward)
+    write_rewards(
+        two[1], "correct", lambda row: {"reward": 7.0, "style": 0.25}, only=lambda row: row["prompt_id"] == "p2"
+    )
+    write_rewards(two[0], "only_here", lambda row: 1.0)
+    for path, function in zip(two, ("scorers:one", "scorers:other"), strict=True):
+        write_rewards(path, "mixed", lambda row: 1.0, scorer=replace(SCORER, function=function))
+    done = merge(two, tmp_path / "out")
+    assert (done.rewards, done.rewards_left) == (("correct",), ("mixed", "only_here"))
+    dataset = open_dataset(tmp_path / "out")
+    rewards = rewards_in_force(tmp_path / "out", "correct", dataset.manifest.config_digest, None)
+    found = rewards.of(read_rows(dataset.shards).keys, stored_checksums(dataset.shards))
+    wanted = []
+    for row in all_rows(tmp_path / "out", read_shards):
+        again = (row["run"], row["prompt_id"]) == ("step-1", "p2")
+        wanted.append((7.0, 0.25) if again else (reward(row)["reward"], None))
+    nulls = [[None if math.isnan(value) else value for value in found[name]] for name in ("reward", "style")]
+    assert list(zip(*nulls, strict=True)) == wanted
+    assert sum(value is None for value, _ in wanted) == 2
+
+
+def test_rewards_of_superseded_rows_stay_behind(
+    tmp_path: Path, make_run: MakeRun, make_completion: MakeCompletion, retry: Callable[..., None]
+) -> None:
+    """A sample that was made again since has no reward, here and there: its current row was never scored."""
+    first, second = make_run(tmp_path / "a", 0, shards=1, prompts=1), make_run(tmp_path / "b", 1, shards=1, prompts=1)
+    for path in (first, second):
+        write_rewards(path, "correct", lambda row: 1.0)
+    retry(first, [(0, 0)], [make_completion(0, 0, tokens=20, generation=1)])
+    merge([first, second], tmp_path / "out")
+    dataset = open_dataset(tmp_path / "out")
+    rewards = rewards_in_force(tmp_path / "out", "correct", dataset.manifest.config_digest)
+    found = rewards.of(read_rows(dataset.shards).keys, stored_checksums(dataset.shards))["reward"]
+    assert (len(found), sum(map(math.isnan, found))) == (4, 1)
