@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback
 from trl import GRPOConfig
 
 import rollgen
 from rollgen.config import EMBEDDED_MODEL
-from rollgen.errors import RollgenError
+from rollgen.errors import RollgenError, UsageError
 from rollgen.integrations.trl import RolloutGRPOTrainer
 
 WITH, WITHOUT = "with masks", "without masks"
@@ -76,32 +76,52 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("dataset", type=Path, help="directory of a dataset, sampled in float32")
     parser.add_argument("--model", help="the model that sampled; default: the name in the dataset's manifest")
     parser.add_argument("--reward", default=(), help="name of a stored reward")
-    parser.add_argument("--steps", type=int, default=2)
-    parser.add_argument("--num-generations", type=int, default=2, help="samples of a group")
-    parser.add_argument("--micro-batch", type=int, default=4, help="rollouts in memory at once (default 4)")
-    parser.add_argument("--accumulate", type=int, default=2, help="micro-batches of a step (default 2)")
+    parser.add_argument("--steps", type=positive, default=2)
+    parser.add_argument("--num-generations", type=positive, default=2, help="samples of a group, 2 at least")
+    parser.add_argument("--micro-batch", type=positive, default=4, help="rollouts in memory at once (default 4)")
+    parser.add_argument("--accumulate", type=positive, default=2, help="micro-batches of a step (default 2)")
     parser.add_argument("--learning-rate", type=float, default=1e-5)
     parser.add_argument("--json", action="store_true", help="print one JSON line instead of text")
-    return parser.parse_args()
+    args = parser.parse_args()
+    step = args.micro_batch * args.accumulate
+    if args.num_generations < 2 or step % args.num_generations:
+        parser.error(f"--num-generations {args.num_generations}: 2 or more, a divisor of the {step} rollouts of a step")
+    return args
+
+
+def positive(text: str) -> int:
+    """A whole number above 0, for argparse."""
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return number
 
 
 def train(trainer_class: type[RolloutGRPOTrainer], args: argparse.Namespace) -> list[dict[str, float]]:
     """What the trainer logs of each step."""
-    name = args.model or rollgen.RolloutDataset(args.dataset).manifest.model.name
-    path = EMBEDDED_MODEL if name == EMBEDDED_MODEL.name else name
+    model, tokenizer = load_model(args.model or rollgen.RolloutDataset(args.dataset).manifest.model.name)
     with tempfile.TemporaryDirectory() as directory:
         trainer = trainer_class(
-            AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32),
+            model,
             [] if args.reward else distinct_tokens,
             args=trl_config(args, directory),
             rollouts=args.dataset,
             rewards=args.reward,
-            processing_class=AutoTokenizer.from_pretrained(path),
+            processing_class=tokenizer,
         )
         trainer.remove_callback(PrinterCallback)
         trainer.train()
     logged = [entry for entry in trainer.state.log_history if FIGURES["mean_ratio"] in entry]
     return [{figure: entry[key] for figure, key in FIGURES.items()} for entry in logged]
+
+
+def load_model(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """In float32; the embedded model is that of the clone, wherever this is run."""
+    path = str(Path(__file__).parents[1] / EMBEDDED_MODEL) if name == EMBEDDED_MODEL.name else name
+    try:
+        return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32), AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise UsageError(f"{path}: no model can be loaded from there: {reason}; give another with --model") from error
 
 
 def trl_config(args: argparse.Namespace, directory: str) -> GRPOConfig:
@@ -135,4 +155,5 @@ if __name__ == "__main__":
     try:
         main()
     except RollgenError as error:
-        sys.exit(f"error: {error}")
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

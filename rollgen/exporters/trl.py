@@ -1,7 +1,7 @@
 """TRL: a Parquet file that `datasets` loads, a row for each sample, for a `rollout_func` of ten lines.
 
     train.parquet   prompt_ids, completion_ids and logprobs, as `rollout_func` returns them; sampling_mask, reward,
-                    advantage and all other columns of the dataset, by their own names
+                    advantage and all other columns of the dataset but lengths, by their own names
 
 Follows TRL 1.16: `trl/trainer/grpo_trainer.py` (`RolloutFunc`, `_generate`). `prompt` is text, or the JSON text of
 messages, and null where a prompt was given as ids. A mask that is null is a token that is not truncated.

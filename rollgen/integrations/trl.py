@@ -10,14 +10,16 @@ Loss, clipping, advantages, KL, optimiser, logging and checkpoints are TRL's. Wh
 - `old_per_token_logps` are the stored log pi_old, and log-probabilities and entropies of the policy and of the
   reference model are those on the support, at the temperature of each sample. So TRL's ratios start at 1.
 - The metrics `sampling/sampling_logp_difference/*` and `sampling/importance_sampling_ratio/*`, which TRL logs with
-  `use_vllm=True` alone, are logged by TRL's formula, over the log-probabilities of the loss and before any clipping.
+  `use_vllm=True` alone, are those of all tokens of the loss since the last log entry: see `trl_figures.py`.
 
 `eval_dataset` is one of TRL's, of prompts: TRL samples their completions and scores them without supports, as ever.
-What would train on something else is refused before training starts: see `trl_checks.py`.
+What would train on something else is refused before training starts: see `trl_checks.py` and `trl_resume.py`.
 
 Costs: the logits of a micro-batch's completions, [B, C, V], and their gradient, of which only those of supports are
 read; with `from_hidden` none are made, as in TRL 1.16, and of the head only the rows of supports are multiplied.
-TRL's private methods are overridden, which is why its version is checked.
+Where gradient accumulation is no multiple of the micro-batches of a generation batch, TRL makes a forward pass of each
+generation batch for `old_per_token_logps`, which the stored ones then replace. TRL's private methods are overridden,
+which is why its version is checked.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ import inspect
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -40,13 +42,15 @@ from transformers import PreTrainedModel
 from rollgen.integrations.groups import GroupSampler, group_samples
 from rollgen.integrations.trl_checks import (
     IncompleteGroups,
-    WholeBatches,
     check_groups,
     check_model,
     check_samples,
     check_settings,
+    check_tokenizer,
     check_version,
 )
+from rollgen.integrations.trl_figures import RatioFigures, partial_figures
+from rollgen.integrations.trl_resume import GoesOn, order_of
 from rollgen.integrations.trl_rows import ROLLOUTS, stored_completions, stored_reward, trl_rows
 from rollgen.integrations.trl_scores import Scores, score_hidden, score_logits
 from rollgen.loader.batch import Rollout
@@ -63,14 +67,6 @@ with warnings.catch_warnings():
 _LOG = logging.getLogger(__name__)
 _SAMPLE: Final = "sample"
 """The one column of the training set: numbers of samples in the RolloutDataset."""
-_METRICS: Final[Mapping[str, Callable[..., Any]]] = {
-    "sampling/sampling_logp_difference/mean": np.mean,
-    "sampling/sampling_logp_difference/max": np.max,
-    "sampling/importance_sampling_ratio/min": np.min,
-    "sampling/importance_sampling_ratio/mean": np.mean,
-    "sampling/importance_sampling_ratio/max": np.max,
-}
-"""How each is taken over the tokens of a process, and over processes."""
 
 
 @dataclass(slots=True)
@@ -87,7 +83,7 @@ class RolloutGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     """`trl.GRPOTrainer` whose completions are those of a dataset.
 
     model              as TRL has it: a model, or where to load it from
-    reward_funcs       as TRL has them, one or a list. They are given the fields of the prompt's row by name, and
+    reward_funcs       as TRL has them, one or several. They are given the fields of the prompt's row by name, and
                        `rollouts`, a Rollout for each completion
     args               `trl.GRPOConfig`. What it says about sampling is not used for stored completions: each was
                        sampled, and is scored, at a temperature of its own
@@ -95,6 +91,7 @@ class RolloutGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     rewards            names of stored rewards (`rollgen score`): each is one more reward function, after those given
     incomplete_groups  of samples that are left over because `num_generations` does not divide those of their prompt:
                        "raise" refuses, "drop" trains without them
+    allow_unreplayable take samples whose relative logits were changed inside the support (penalties, biases)
     from_hidden        score from the last hidden states and the rows of the head that supports list, without logits.
                        For one process, and for a head that is a linear layer and nothing more
     options            of GRPOTrainer
@@ -113,20 +110,27 @@ class RolloutGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         rollouts: str | os.PathLike[str],
         rewards: str | Sequence[str] = (),
         incomplete_groups: IncompleteGroups = "raise",
+        allow_unreplayable: bool = False,
         from_hidden: bool = False,
         **options: Any,
     ) -> None:
-        functions = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs] if reward_funcs else []
+        functions = (
+            [*reward_funcs] if isinstance(reward_funcs, list | tuple) else [reward_funcs] if reward_funcs else []
+        )
         names = (rewards,) if isinstance(rewards, str) else tuple(rewards)
-        check_settings(args, options, functions=len(functions), rewards=len(names))
-        self.rollouts = RolloutDataset(rollouts, rewards=names)
+        check_settings(args, options, functions, names)
+        self.rollouts = RolloutDataset(rollouts, rewards=names, allow_unreplayable=allow_unreplayable)
         index = self.rollouts.index
         groups = group_samples(index.prompt_index, index.sample_index, args.num_generations)
         check_groups(groups, args, incomplete_groups)
-        self._conversational = check_samples(index, args.max_completion_length)
+        self._survey = check_samples(index, args.max_completion_length)
         self._groups = groups.samples
         self._from_hidden = from_hidden
         self._replay: _Replay | None = None
+        self._ratios = RatioFigures()
+        if (classes := options.get("reward_processing_classes")) is not None:
+            given = classes if isinstance(classes, list | tuple) else [classes]
+            options["reward_processing_classes"] = [*given, *[None] * len(names)]
         super().__init__(
             model,
             [*functions, *map(stored_reward, names)],
@@ -137,8 +141,14 @@ class RolloutGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         base = self.model.get_base_model() if is_peft_model(self.model) else self.model
         self._forward_names = inspect.signature(base.forward).parameters.keys()
         check_model(self, self.rollouts.vocab_size, from_hidden=from_hidden)
-        self.add_callback(WholeBatches(self._batch_uses, self._updates))
+        check_tokenizer(self._tokenizer, index.datasets[0])
+        self.add_callback(GoesOn(order_of(index.fingerprint(), args), self._batch_uses, self._updates))
         self._tell_left_out(len(groups.left_out))
+
+    def train(self, *args: Any, **options: Any) -> Any:
+        """As TRL has it, and on whole generation batches too when there was a training before."""
+        self._step, self._buffered_inputs = 0, None
+        return super().train(*args, **options)
 
     def load_rollouts(self, numbers: Sequence[int]) -> list[Rollout]:
         """The samples of these numbers, in this order. A subclass may change what is trained on."""
@@ -185,7 +195,12 @@ class RolloutGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             return dict(super()._generate_and_score_completions(inputs))
         rollouts = self.load_rollouts([row[_SAMPLE] for row in inputs])
         with self._replaying(rollouts):
-            rows = trl_rows(rollouts, self._tokenizer.decode, conversational=self._conversational)
+            rows = trl_rows(
+                rollouts,
+                self._tokenizer.decode,
+                fields=self._survey.fields,
+                conversational=self._survey.all_messages,
+            )
             output = dict(super()._generate_and_score_completions(rows))
         output[ROLLOUTS] = rollouts  # TRL shuffles and splits a list as it does tensors
         output["old_per_token_logps"] = output["sampling_per_token_logps"]
@@ -208,20 +223,15 @@ class RolloutGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             return super()._compute_loss(model, inputs)  # type: ignore[no-any-return]
         with self._replaying(inputs[ROLLOUTS]) as replay:
             loss: Tensor = super()._compute_loss(model, inputs)
-        self._log_ratios((replay.logprobs - inputs["old_per_token_logps"])[inputs["completion_mask"].bool()])
+        difference = (replay.logprobs - inputs["old_per_token_logps"])[inputs["completion_mask"].bool()]
+        self._ratios.add(self.accelerator.gather(partial_figures(difference)))
         return loss
 
-    def _log_ratios(self, difference: Tensor) -> None:
-        """log pi_theta - log pi_old of the tokens of the loss, [N], as TRL logs it with `use_vllm=True`."""
-        figures = difference.new_full((1, len(_METRICS)), torch.nan)
-        if len(difference):
-            size, ratio = difference.abs(), difference.exp()
-            figures[0] = torch.stack([size.mean(), size.amax(), ratio.amin(), ratio.mean(), ratio.amax()])
-        gathered = self.accelerator.gather(figures).cpu().numpy()
-        of_processes = gathered[~np.isnan(gathered[:, 0])]
-        if len(of_processes):
-            for column, (name, reduce) in enumerate(_METRICS.items()):
-                self._metrics["train"][name].append(float(reduce(of_processes[:, column])))
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """TRL's, of which the means over micro-batches are joined by the figures of all tokens."""
+        if self.model.training:
+            self._metrics["train"].update({name: [value] for name, value in self._ratios.take().items()})
+        super().log(logs, start_time)
 
     @contextmanager
     def _replaying(self, rollouts: list[Rollout]) -> Iterator[_Replay]:

@@ -5,28 +5,35 @@ Every check raises UsageError with one line that says what to change.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from packaging.specifiers import SpecifierSet
-from transformers import PreTrainedModel, TrainerCallback
+from tokenizers import Tokenizer
+from transformers import PreTrainedModel
 
 from rollgen.errors import UsageError
+from rollgen.format.files import read_regular
+from rollgen.format.layout import TOKENIZER_CONFIG, TOKENIZER_FILE
 from rollgen.format.reader import read_row_group
+from rollgen.format.schema import TOKENIZER_DIR
 from rollgen.integrations.groups import Groups
-from rollgen.integrations.trl_rows import messages_of
+from rollgen.integrations.trl_rows import fields_of, messages_of
+from rollgen.prompts.fingerprint import saved_tokenizer_sha256, tokenizer_sha256
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from transformers import TrainerControl, TrainerState, TrainingArguments
+    from transformers import PreTrainedTokenizerBase
     from trl import GRPOConfig, GRPOTrainer
 
+    from rollgen.format.reader import StoredDataset
     from rollgen.loader.index import Index
     from rollgen.rollouts import Int64Array
 
@@ -38,9 +45,13 @@ _REFUSED_SETTINGS: Final = {
     "use_vllm": "nothing is sampled here",
     "use_liger_kernel": "supports do not reach its fused loss",
     "remove_unused_columns": "it would remove the numbers of the samples",
+    "ignore_data_skip": "a run that is resumed would use the samples of its epoch again",
 }
 _REFUSED_ARGUMENTS: Final = ("train_dataset", "rollout_func", "tools", "environment_factory")
-_COLUMNS: Final = ("prompt_length", "response_length", "prompt")
+_COLUMNS: Final = ("prompt_length", "response_length", "prompt", "metadata")
+_MAX_BYTES: Final = 64 << 20
+"""Of a file of the tokenizer."""
+_LOG = logging.getLogger(__name__)
 
 
 def check_version() -> None:
@@ -56,9 +67,11 @@ def check_version() -> None:
         )
 
 
-def check_settings(args: GRPOConfig, options: Mapping[str, Any], *, functions: int, rewards: int) -> None:
-    """Settings and arguments of TRL's trainer, with so many reward functions and stored rewards."""
-    if not functions + rewards:
+def check_settings(
+    args: GRPOConfig, options: Mapping[str, Any], functions: Sequence[Any], rewards: Sequence[str]
+) -> None:
+    """Settings and arguments of TRL's trainer, with these reward functions and names of stored rewards."""
+    if not functions and not rewards:
         raise UsageError("no reward: give reward_funcs, or rewards=NAME of one that `rollgen score` stored")
     for name, reason in _REFUSED_SETTINGS.items():
         if getattr(args, name):
@@ -68,26 +81,49 @@ def check_settings(args: GRPOConfig, options: Mapping[str, Any], *, functions: i
             raise UsageError(f"{name}: prompts and completions are those of `rollouts`; leave it out")
     if options.get("eval_dataset") is not None and not functions:
         raise UsageError("eval_dataset: TRL samples its completions, which have no stored reward: give reward_funcs")
+    names = Counter([*rewards, *(getattr(function, "__name__", None) for function in functions)])
+    if twice := [name for name in rewards if names[name] > 1]:
+        raise UsageError(f"rewards: {twice[0]!r} is the name of two, which TRL would log as one; rename or drop one")
+    if args.loss_type == "dr_grpo" and args.max_completion_length is None:
+        raise UsageError(
+            "GRPOConfig(loss_type='dr_grpo') divides by max_completion_length: set it, as to the run's --max-tokens"
+        )
 
 
 def check_groups(groups: Groups, args: GRPOConfig, incomplete: IncompleteGroups) -> None:
     """Every sample in a group, unless those that are in none are to be dropped; and a generation batch of groups."""
+    if incomplete not in get_args(IncompleteGroups):
+        raise UsageError(f'incomplete_groups={incomplete!r}: "raise" or "drop"')
+    if not len(groups.samples) and not len(groups.left_out):
+        raise UsageError("the dataset has no samples that are finished: `rollgen status` tells how its run stands")
     if len(groups.left_out) and incomplete == "raise":
         raise UsageError(
             f"{groups.uneven_prompts:,} prompts have a number of samples that num_generations={args.num_generations} "
-            f"does not divide: {len(groups.left_out):,} samples would never be used; choose a divisor, generate what "
-            'is missing, or pass incomplete_groups="drop"'
+            f"does not divide: {len(groups.left_out):,} samples would never be used; choose a divisor of the --n that "
+            'they were made with, `rollgen generate --resume` what is missing, or pass incomplete_groups="drop"'
         )
     wanted = args.generation_batch_size // args.num_generations
     if len(groups.samples) < wanted:
         raise UsageError(
             f"{len(groups.samples):,} groups of num_generations={args.num_generations} samples do not fill a "
-            f"generation batch of {wanted:,}: lower per_device_train_batch_size or steps_per_generation"
+            f"generation batch of {wanted:,}: lower per_device_train_batch_size, gradient_accumulation_steps or "
+            "num_generations"
         )
 
 
-def check_samples(index: Index, max_completion_length: int | None) -> bool:
-    """Lengths that TRL can take; reads three columns of every shard. Returns whether all prompts are messages."""
+class Survey(NamedTuple):
+    """Of samples that are handed out."""
+
+    shortest_prompt: int
+    longest_response: int
+    all_messages: bool
+    """Whether every prompt was given as messages."""
+    fields: frozenset[str]
+    """The names of all fields that some prompt's row has."""
+
+
+def check_samples(index: Index, max_completion_length: int | None) -> Survey:
+    """Lengths that TRL can take; reads four columns of every shard. Returns what was seen."""
     found = _survey(index)
     if found.shortest_prompt == 0:
         raise UsageError("a prompt is empty: no logits predict the first token of its completions")
@@ -96,33 +132,26 @@ def check_samples(index: Index, max_completion_length: int | None) -> bool:
             f"a completion has {found.longest_response:,} tokens, more than GRPOConfig(max_completion_length="
             f"{max_completion_length}): raise it, for nothing is cut"
         )
-    return found.all_messages
+    return found
 
 
-class _Survey(NamedTuple):
-    """Of samples that are handed out."""
-
-    shortest_prompt: int
-    longest_response: int
-    all_messages: bool
-    """Whether every prompt was given as messages."""
-
-
-def _survey(index: Index) -> _Survey:
+def _survey(index: Index) -> Survey:
     found = [_survey_rows(table) for table in _tables(index) if len(table)]
-    return _Survey(
+    return Survey(
         min(each.shortest_prompt for each in found),
         max(each.longest_response for each in found),
         all(each.all_messages for each in found),
+        frozenset().union(*(each.fields for each in found)),
     )
 
 
-def _survey_rows(table: pa.Table) -> _Survey:
+def _survey_rows(table: pa.Table) -> Survey:
     prompts = table["prompt"].unique().to_pylist()
-    return _Survey(
+    return Survey(
         int(table["prompt_length"].to_numpy().min()),
         int(table["response_length"].to_numpy().max()),
         all(messages_of(prompt) is not None for prompt in prompts),
+        frozenset().union(*(fields_of(metadata) for metadata in table["metadata"].unique().to_pylist())),
     )
 
 
@@ -183,24 +212,35 @@ def _check_head(model: PreTrainedModel) -> None:
         )
 
 
-class WholeBatches(TrainerCallback):  # type: ignore[misc]
-    """Refuses to resume amid the micro-batches that are made of one generation batch, because TRL shuffles these.
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase, dataset: StoredDataset) -> None:
+    """Every id means the token that it meant when the rollouts were made, as far as can be told.
 
-    What it had drawn is not in a checkpoint, so that samples would be used twice, and others not at all.
+    That is by the hash, or by the vocabulary of the tokenizer in the dataset's directory, where that is shown to be the
+    one that the manifest names. More tokens (for padding) are no other tokenizer.
     """
+    if tokenizer_sha256(tokenizer) == dataset.manifest.tokenizer_sha256:
+        return
+    stored, given = _stored_vocabulary(dataset), tokenizer.get_vocab()
+    if others := sum(given.get(token) != number for token, number in stored.items()):
+        raise UsageError(
+            f"{others:,} of {len(stored):,} ids are other tokens in the trainer's tokenizer than in that of the "
+            f"rollouts ({dataset.directory / TOKENIZER_DIR}): train the model that sampled, or one of its vocabulary"
+        )
+    if not stored and len(given) > dataset.manifest.vocab_size:
+        _LOG.warning(
+            "the tokenizer has %s tokens, the model that sampled had %s: is it of another model? The dataset has no "
+            "tokenizer to compare it with",
+            *(len(given), dataset.manifest.vocab_size),
+        )
 
-    def __init__(self, batch_uses: int, updates: int) -> None:
-        """`batch_uses` micro-batches are made of a generation batch; an epoch has `updates` optimiser steps."""
-        self._batch_uses = batch_uses
-        self._updates = updates
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
-        """Raises UsageError; a training that begins is at step 0."""
-        if state.global_step % self._updates * args.gradient_accumulation_steps % self._batch_uses:
-            whole = self._batch_uses // math.gcd(self._batch_uses, args.gradient_accumulation_steps)
-            raise UsageError(
-                f"the checkpoint of step {state.global_step} is amid a generation batch: resume from one after a "
-                f"multiple of {whole} steps of its epoch, and save there (save_steps={whole})"
-            )
+def _stored_vocabulary(dataset: StoredDataset) -> Mapping[str, int]:
+    """Of the dataset's own tokenizer; empty where there is none that is the manifest's."""
+    paths = [dataset.directory / TOKENIZER_DIR / name for name in (TOKENIZER_FILE, TOKENIZER_CONFIG)]
+    if not all(path.is_file() for path in paths):
+        return {}
+    content, settings = (read_regular(path, _MAX_BYTES) for path in paths)
+    if saved_tokenizer_sha256(content, settings) != dataset.manifest.tokenizer_sha256:
+        return {}
+    vocabulary: dict[str, int] = Tokenizer.from_str(content.decode()).get_vocab(with_added_tokens=True)
+    return vocabulary

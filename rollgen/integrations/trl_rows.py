@@ -21,27 +21,33 @@ ROLLOUTS: Final = "rollouts"
 """The field of a row that is the Rollout."""
 TAKEN: Final = frozenset(
     f"{ROLLOUTS} prompt prompts completion completions completion_ids image images environment environments tools "
-    "trainer_state log_extra log_metric".split()
+    "trainer_state log_extra log_metric self".split()
 )
 """Names that mean something to TRL or are arguments of its own. A field of such a name is not handed on: reward
 functions find it in `rollouts[i].metadata`."""
 
 
 def trl_rows(
-    rollouts: Sequence[Rollout], decode: Callable[[Tensor], str], *, conversational: bool
+    rollouts: Sequence[Rollout], decode: Callable[[Tensor], str], *, fields: frozenset[str], conversational: bool
 ) -> list[dict[str, Any]]:
-    """A row for each; all have the same fields, None where a prompt's row had none of that name.
+    """A row for each, with the same `fields`, those of the dataset: None where a prompt's row had none of that name.
 
     TRL hands a batch to reward functions as messages or as text, by its first prompt. So that this does not depend on
     the order, `conversational` says whether all prompts of the dataset are messages; if not, `prompt_of` is text.
     """
-    fields = [json.loads(rollout.metadata or "{}") for rollout in rollouts]
-    names = sorted(set().union(*fields) - TAKEN)
+    known = [fields_of(rollout.metadata) for rollout in rollouts]
+    names = sorted(fields.union(*known) - TAKEN)  # a subclass may have given them more
     return [
         {"prompt": prompt_of(rollout, decode, conversational=conversational), ROLLOUTS: rollout}
         | {name: own.get(name) for name in names}
-        for rollout, own in zip(rollouts, fields, strict=True)
+        for rollout, own in zip(rollouts, known, strict=True)
     ]
+
+
+def fields_of(metadata: str | None) -> dict[str, Any]:
+    """The fields of a prompt's row, from the JSON text that is stored."""
+    fields: dict[str, Any] = json.loads(metadata or "{}")
+    return fields
 
 
 def prompt_of(rollout: Rollout, decode: Callable[[Tensor], str], *, conversational: bool) -> str | Messages:

@@ -61,6 +61,23 @@ def test_what_is_not_asked_for_is_told_as_lost(tmp_path: Path, write_odd: Callab
     assert "reward" not in load(tmp_path / "out").column_names
 
 
+def lines_of_the_page() -> dict[str, Any]:
+    """What they define, run where `trl-rollouts` is."""
+    (block,) = re.findall(r"```python\n(from itertools.*?)```", PAGE.read_text(), re.DOTALL)
+    lines: dict[str, Any] = {}
+    exec(block, lines)
+    return lines
+
+
+def test_the_lines_of_the_page_keep_runs_apart(tmp_path: Path, merged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a merged dataset, whose two runs have the same prompts: a group is of one of them."""
+    export(merged, "trl", tmp_path / "trl-rollouts")
+    monkeypatch.chdir(tmp_path)
+    lines = lines_of_the_page()
+    groups = [lines["rows"][numbers] for numbers in lines["numbers"].values()]
+    assert [len(set(zip(group["run"], group["prompt_id"], strict=True))) for group in groups] == [1] * 12
+
+
 def test_the_lines_of_the_page_train(
     tmp_path: Path, tiny_model: Path, write_odd: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,9 +85,7 @@ def test_the_lines_of_the_page_train(
     stored = write_odd()
     export(stored, "trl", tmp_path / "trl-rollouts", reward="correct")
     monkeypatch.chdir(tmp_path)
-    (block,) = re.findall(r"```python\n(from itertools.*?)```", PAGE.read_text(), re.DOTALL)
-    lines: dict[str, Any] = {}
-    exec(block, lines)
+    lines = lines_of_the_page()
     served = []
 
     def reward(reward: list[float], completion_ids: list[list[int]], **given: Any) -> list[float]:

@@ -29,6 +29,7 @@ def stored(tmp_path: Path, make_dataset: Callable[..., Path]) -> Path:
 def make_trainer(tmp_path: Path, tiny_model: Path, model: PreTrainedModel) -> Train:
     """`make_trainer(rollouts, **changes)`: of GRPOConfig, or of the trainer's own arguments."""
     own = {"rewards", "incomplete_groups", "from_hidden", "eval_dataset", "train_dataset", "tools", "rollout_func"}
+    own |= {"allow_unreplayable", "reward_processing_classes"}
 
     def make(rollouts: Path, reward_funcs: Any = first_token, model: Any = model, **changes: Any) -> Recorder:
         config = {

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from models.rewards import write_rewards
-from models.trl_training import Recorder, Train, first_token, logged
+from models.trl_training import Train, first_token, logged
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
@@ -203,35 +203,6 @@ def test_groups_that_fill_no_batch_are_told(
     assert len(set(map(frozenset, trainer.loaded))) > 1
 
 
-def test_a_resumed_run_goes_on_where_it_was(
-    tmp_path: Path, stored: Path, make_trainer: Train, tiny_model: Path
-) -> None:
-    """Stopped in the second of three epochs of three steps, it uses the same samples and ends at the same weights."""
-
-    def trainer(**changes: Any) -> Recorder:
-        model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
-        common = {"learning_rate": 1e-3, "num_train_epochs": 3, "save_strategy": "steps", "save_steps": 4}
-        return make_trainer(stored, model=model, **common | changes)
-
-    whole = trainer()
-    whole.train()
-    resumed = trainer()
-    resumed.train(resume_from_checkpoint=str(tmp_path / "output" / "checkpoint-4"))
-    assert len(whole.loaded) == 9
-    assert resumed.loaded == whole.loaded[4:]
-    for name, parameter in whole.model.named_parameters():
-        torch.testing.assert_close(resumed.model.get_parameter(name), parameter, rtol=1e-4, atol=1e-6)
-
-
-def test_resuming_amid_a_generation_batch_is_refused(tmp_path: Path, stored: Path, make_trainer: Train) -> None:
-    """Three steps are made of a generation batch; what TRL had shuffled after one of them is gone."""
-    common = {"steps_per_generation": 3, "num_train_epochs": 2, "save_strategy": "steps", "save_steps": 1}
-    make_trainer(stored, **common).train()
-    with pytest.raises(UsageError, match=r"step 4 is amid a generation batch: .* multiple of 3 steps .*save_steps=3"):
-        make_trainer(stored, **common).train(resume_from_checkpoint=str(tmp_path / "output" / "checkpoint-4"))
-    make_trainer(stored, **common).train(resume_from_checkpoint=str(tmp_path / "output" / "checkpoint-3"))
-
-
 def test_cut_completions_are_masked_by_their_finish_reason(
     tmp_path: Path,
     make_trainer: Train,
@@ -275,6 +246,30 @@ def test_reward_functions_are_given_what_the_row_had(stored: Path, make_trainer:
     assert all(isinstance(completion, str) for completion in given["completions"])
 
 
+def test_fields_that_only_some_prompts_have_are_there_for_all(
+    tmp_path: Path,
+    make_trainer: Train,
+    make_completion: Callable[..., Completion],
+    make_manifest: Callable[..., Manifest],
+) -> None:
+    """None in a batch of prompts that have none: what a reward function takes does not depend on the order."""
+    (tmp_path / "some").mkdir()
+    manifest = make_manifest()
+    assert create_manifest(tmp_path / "some", manifest)
+    with WriterSlot(tmp_path / "some", "w0") as slot, ShardWriter(slot, manifest, commit_interval=math.inf) as writer:
+        for prompt, metadata in enumerate(['{"answer": 3, "self": 1}', '{"other": 1}']):
+            for number in range(2):
+                writer.add(make_completion(prompt, number, metadata=metadata))
+    seen = []
+
+    def reward(answer: list[int | None], other: list[int | None], **given: Any) -> list[float]:
+        seen.append((answer, other, "self" in given))
+        return [0.0, 1.0]
+
+    make_trainer(tmp_path / "some", reward, per_device_train_batch_size=2, shuffle_dataset=False).train()
+    assert seen == [([3, 3], [None, None], False), ([None, None], [1, 1], False)]
+
+
 def test_messages_make_completions_messages(
     tmp_path: Path, make_dataset: Callable[..., Path], make_trainer: Train
 ) -> None:
@@ -309,6 +304,14 @@ def test_stored_rewards_are_reward_functions(stored: Path, make_trainer: Train) 
     assert logged(trainer, "reward") == [pytest.approx(0.6)]
     with pytest.raises(UsageError, match="rollgen score"):
         make_trainer(stored, [], rewards="wrong")
+    with pytest.raises(UsageError, match="rewards: 'right' is the name of two"):
+        make_trainer(stored, [], rewards=("right", "right"))
+    assert make_trainer(
+        stored, (first_token,), rewards="right", reward_processing_classes=[None]
+    ).reward_func_names == [
+        "first_token",
+        "right",
+    ]
 
 
 def test_evaluation_samples_prompts_as_trl_does(stored: Path, make_trainer: Train) -> None:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from models.trl_training import Train
 from packaging.specifiers import SpecifierSet
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from tokenizers import Tokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 from rollgen.errors import UsageError
+from rollgen.format.manifest import Manifest, create_manifest
 from rollgen.integrations import trl_checks
+from rollgen.integrations.trl_checks import check_tokenizer
+from rollgen.prompts.fingerprint import tokenizer_sha256
 
 
 @pytest.mark.parametrize(
@@ -21,6 +27,9 @@ from rollgen.integrations import trl_checks
         pytest.param({"use_vllm": True}, r"GRPOConfig\(use_vllm=True\): nothing is sampled here", id="vllm"),
         pytest.param({"use_liger_kernel": True}, "supports do not reach its fused loss", id="liger"),
         pytest.param({"remove_unused_columns": True}, "it would remove the numbers", id="columns"),
+        pytest.param({"ignore_data_skip": True}, "would use the samples of its epoch again", id="data-skip"),
+        pytest.param({"loss_type": "dr_grpo"}, "divides by max_completion_length: set it", id="dr-grpo"),
+        pytest.param({"incomplete_groups": "Drop"}, 'incomplete_groups=\'Drop\': "raise" or "drop"', id="groups"),
         pytest.param({"tools": [len]}, "tools: prompts and completions are those of `rollouts`", id="tools"),
         pytest.param({"rollout_func": len}, "rollout_func: prompts and completions are", id="rollout-func"),
         pytest.param({"train_dataset": object()}, "train_dataset: prompts and completions are", id="train-dataset"),
@@ -43,6 +52,44 @@ def test_what_would_train_otherwise_is_refused(
     """By one line, before TRL is asked for anything."""
     with pytest.raises(UsageError, match=message):
         make_trainer(stored, **changes)
+
+
+def test_another_tokenizer_is_refused(
+    tmp_path: Path, make_dataset: Callable[..., Path], make_trainer: Train, tiny_model: Path
+) -> None:
+    """Where the dataset has its own: two tokens have changed places. A token more, for padding, is none of them."""
+    own = AutoTokenizer.from_pretrained(tiny_model)
+    stored = make_dataset(tmp_path / "told", shards=1, prompts=2, n=2, said={"tokenizer_sha256": tokenizer_sha256(own)})
+    own.save_pretrained(stored / "tokenizer")
+    trainer = make_trainer(stored)
+    own.add_special_tokens({"pad_token": "<more>"})
+    check_tokenizer(own, trainer.rollouts.index.datasets[0])
+    settings = json.loads((stored / "tokenizer" / "tokenizer.json").read_text())
+    vocabulary = settings["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    other = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(settings)))
+    with pytest.raises(UsageError, match=r"^2 of [\d,]+ ids are other tokens in the trainer's tokenizer"):
+        check_tokenizer(other, trainer.rollouts.index.datasets[0])
+
+
+def test_samples_that_cannot_be_replayed_are_taken_when_asked_for(
+    tmp_path: Path, make_dataset: Callable[..., Path], make_trainer: Train
+) -> None:
+    """As the loader has it."""
+    stored = make_dataset(tmp_path / "biased", shards=1, prompts=2, n=2, replayable=False)
+    with pytest.raises(UsageError, match="allow_unreplayable=True"):
+        make_trainer(stored)
+    make_trainer(stored, allow_unreplayable=True)
+
+
+def test_a_dataset_without_samples_is_refused(
+    tmp_path: Path, make_manifest: Callable[..., Manifest], make_trainer: Train
+) -> None:
+    """Not as groups that are too few."""
+    (tmp_path / "empty").mkdir()
+    assert create_manifest(tmp_path / "empty", make_manifest())
+    with pytest.raises(UsageError, match="the dataset has no samples that are finished"):
+        make_trainer(tmp_path / "empty")
 
 
 def test_a_narrower_model_is_refused(stored: Path, make_trainer: Train, model: PreTrainedModel) -> None:

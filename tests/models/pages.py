@@ -19,9 +19,8 @@ class Block(NamedTuple):
 def blocks(page: str) -> list[Block]:
     """Those of a page of the repository, `docs/tutorial.md`."""
     found, section = [], ""
-    for heading, language, code in re.findall(
-        r"^## ([^\n]*)$|^```(\w+)\n(.*?)^```$", (REPOSITORY / page).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
-    ):
+    text = (REPOSITORY / page).read_text(encoding="utf-8")
+    for heading, language, code in re.findall(r"^## ([^\n]*)$|^```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
         if heading:
             section = heading
         else:
