@@ -16,6 +16,7 @@ import re
 import tempfile
 import unicodedata
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -115,7 +116,9 @@ class Discretion:
 
     def __init__(self, private: Iterable[Path] = ()) -> None:
         home = os.path.expanduser("~")  # noqa: PTH111 (pathlib's raises for a user without a home)
-        known = {str(path.absolute()) for path in (Path(home), Path(), Path(tempfile.gettempdir()), *private)}
+        known = {str(path.absolute()) for path in (Path(home), Path(tempfile.gettempdir()), *private)}
+        with suppress(FileNotFoundError):  # the working directory of a sandbox may be gone
+            known.add(str(Path.cwd()))
         self._directories = sorted(known - {"/"}, key=len, reverse=True)
         self._secrets = {
             value: f"${name}"

@@ -113,3 +113,12 @@ def test_by_name() -> None:
     """At any depth; what is no absolute path stays."""
     value = {"a": "/home/me/x.json", "b": ["~/y/z", "rel/x", 3, None], "c": {"d": "file:///home/me/q"}, "e": "/"}
     assert by_name(value) == {"a": "x.json", "b": ["z", "rel/x", 3, None], "c": {"d": "q"}, "e": "/"}
+
+
+def test_discretion_without_a_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scoring function may have left its process in one that is gone."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert Discretion()("/srv/a/b.txt is missing") == "b.txt is missing"

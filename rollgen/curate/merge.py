@@ -166,7 +166,7 @@ def _check_place(out: Path, sources: Sequence[Source]) -> None:
         if place.is_relative_to(source.place.resolve()):
             raise UsageError(f"--out {out}: is, or is inside, a dataset to be merged; choose another directory")
         for path in (source.place, *(stored.path for stored in source.dataset.shards), *source.place.rglob("*")):
-            if path.resolve().is_relative_to(place):
+            if Path(os.path.realpath(path)).is_relative_to(place):  # `resolve` raises for a link to itself
                 raise UsageError(
                     f"--out {out}: {path}, of a dataset to be merged, lies there; choose another directory"
                 )

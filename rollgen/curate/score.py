@@ -15,6 +15,7 @@ few batches.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -152,8 +153,8 @@ def _check_numbers(processes: object, batch_size: object, timeout: object) -> No
     counts = (batch_size, 1 if processes is None else processes)
     if not all(isinstance(count, int) and count >= 1 for count in counts):
         raise UsageError("processes and batch_size must be whole numbers of 1 or more")
-    if not isinstance(timeout, int | float) or not timeout > 0:
-        raise UsageError("timeout must be a number of seconds above 0")
+    if not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
+        raise UsageError("timeout must be a finite number of seconds above 0")
 
 
 class _Row(NamedTuple):
@@ -252,8 +253,12 @@ class _Store:
         if self._waiting:
             columns = sorted({name for _, score in self._waiting for name in score.values or ()} - {REWARD})
             rows = _table(self._waiting, columns)
-            self._writer.write(rows, columns, self._scoring.scorer, scoring=self._scoring.number, closes=False)
-            self._waiting = []
+            before = self._writer.written
+            try:
+                self._writer.write(rows, columns, self._scoring.scorer, scoring=self._scoring.number, closes=False)
+            finally:
+                if self._writer.written > before:  # also when Ctrl-C came right after it had its name
+                    self._waiting = []
         self._last_commit = time.monotonic()
 
     def _checked(self, score: Score) -> Score:

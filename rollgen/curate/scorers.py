@@ -47,6 +47,8 @@ from rollgen.errors import ResumeRefused, UsageError
 EXACT_MATCH: Final = "exact_match"
 REGEX: Final = "regex"
 BUILT_IN: Final = (EXACT_MATCH, REGEX)
+_BAD_PATTERN: Final = (re.error, OverflowError, RecursionError)
+"""What compiling a regular expression may raise."""
 GUARD: Final = 'what it does as a program belongs under `if __name__ == "__main__":`'
 """Of a module that does more than define when it is imported."""
 
@@ -120,7 +122,7 @@ def _find_built_in(name: str, field: str | None, extract: str | None) -> Scorer:
             raise UsageError(f"{name}: takes no --extract; the pattern is in the metadata's field")
         try:
             re.compile(extract)
-        except re.error as error:
+        except _BAD_PATTERN as error:
             raise UsageError(f"--extract {extract}: not a regular expression: {error}") from None
     return Scorer(name, field=field, extract=extract)
 
@@ -284,7 +286,7 @@ def _each(score: Callable[[Answer], float]) -> ScoringFunction:
 def _result(score: Callable[[Answer], float], answer: Answer) -> Result:
     try:
         return score(answer)
-    except (ValueError, re.error) as error:
+    except (ValueError, *_BAD_PATTERN) as error:
         return error
 
 

@@ -129,7 +129,7 @@ class Workers:
         try:
             outcome = future.result()
         except TimeoutError:
-            return f"took longer than {self._timeout:g} s"
+            return f"took longer than {self._timeout:g} s, or ended its process with exit code 0"
         except ProcessExpired as death:
             return self._died(death)
         except BrokenProcessPool:
@@ -140,7 +140,8 @@ class Workers:
             raise UsageError(f"{self._scorer.function}: {error}; what was scored before is committed") from None
         except Exception as error:  # noqa: BLE001  of the way there or back: what a function returned cannot do more
             return told(error)
-        self._deaths = 0
+        if not isinstance(outcome, str):
+            self._deaths = 0
         return outcome
 
     def _died(self, death: ProcessExpired) -> str:

@@ -46,6 +46,7 @@ def new_directory(out: Path) -> Iterator[Path]:
     try:
         yield temporary
         _settle(temporary)
+        fsync_directory(out.parent)  # it can be, and what was made above it is known there
         temporary.rename(out)
         fsync_directory(out.parent)
     except OSError as error:

@@ -164,6 +164,7 @@ def _write_record(
             "vocab_size": manifest.vocab_size,
             "tokenizer_sha256": manifest.tokenizer_sha256,
             "model": manifest.model.model_dump(),
+            "routed_experts": manifest.routed_experts and manifest.routed_experts.model_dump(),
         },
         "reward": reward,
         "options": exporter.model_dump(mode="json"),

@@ -25,9 +25,9 @@ import pyarrow as pa
 import zstandard
 
 from rollgen.exporters.exporter import ExpertsExporter
-from rollgen.exporters.records import LISTS, SCALARS, Records, pieces, row_bytes
+from rollgen.exporters.records import LISTS, Records, pieces, row_bytes
 from rollgen.exporters.table import table_of
-from rollgen.loader.samples import RUN, VERSIONS
+from rollgen.loader.samples import RUN, SCALARS, VERSIONS
 
 FILE: Final = "rollouts.jsonl.zst"
 _LEVEL: Final = 3

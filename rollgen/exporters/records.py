@@ -32,7 +32,7 @@ from rollgen.format.rewards import ScorerRecord
 from rollgen.format.row_groups import OpenShards, RowGroupCache
 from rollgen.loader.index import open_index, place_of
 from rollgen.loader.order import samples_of, units_of
-from rollgen.loader.samples import Samples, gather, offsets_of
+from rollgen.loader.samples import SCALARS, Samples, gather, offsets_of
 from rollgen.ops import group_advantages
 from rollgen.ops.advantages import AdvantageKind
 from rollgen.rollouts import LARGEST_REWARD
@@ -48,25 +48,6 @@ BLOCK_BYTES: Final = 1 << 26
 """The same, where supports, experts or texts make more of them."""
 LISTS: Final = ("prompt_token_ids", "token_ids", "logprobs", "sampling_mask")
 """Columns of tokens that every dataset has."""
-SCALARS: Final = (
-    "prompt_id",
-    "sample_index",
-    "generation",
-    "prompt_index",
-    "finish_reason",
-    "stop_reason",
-    "temperature",
-    "top_p",
-    "min_p",
-    "top_k",
-    "max_tokens",
-    "seed",
-    "replayable",
-    "text",
-    "prompt",
-    "metadata",
-)
-"""Columns of one value a row that every dataset has."""
 _NULLABLE: Final = ("stop_reason", "text", "prompt", "metadata")
 _TEXTS: Final = ("text", "prompt", "metadata")
 
@@ -142,11 +123,6 @@ class Records:
 
     def __len__(self) -> int:
         return len(self._chosen)
-
-    @property
-    def vocab_size(self) -> int:
-        """Of the model that sampled; support ids lie below it."""
-        return self._index.vocab_size
 
     @property
     def scorer(self) -> ScorerRecord | None:

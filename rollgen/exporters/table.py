@@ -13,9 +13,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from rollgen.errors import UsageError
-from rollgen.exporters.records import SCALARS, Block
+from rollgen.exporters.records import Block
 from rollgen.format.schema import shard_schema
-from rollgen.loader.samples import RUN, VERSIONS, Samples, offsets_of
+from rollgen.loader.samples import RUN, SCALARS, VERSIONS, Samples, offsets_of
 
 if TYPE_CHECKING:
     from rollgen.rollouts import Int64Array

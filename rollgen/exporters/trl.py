@@ -22,9 +22,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rollgen.exporters.exporter import ExpertsExporter
-from rollgen.exporters.records import LISTS, SCALARS, Records
+from rollgen.exporters.records import LISTS, Records
 from rollgen.exporters.table import table_of
-from rollgen.loader.samples import RUN, VERSIONS
+from rollgen.loader.samples import RUN, SCALARS, VERSIONS
 
 FILE: Final = "train.parquet"
 _RENAMED: Final = {"prompt_token_ids": "prompt_ids", "token_ids": "completion_ids"}

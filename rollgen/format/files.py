@@ -106,8 +106,9 @@ def refuse_links(directory: Path) -> None:
 def _written_places(directory: Path) -> Iterator[Path]:
     names = (DATA_DIR, JOURNAL_DIR, FAILURES_DIR, LOGS_DIR, REWARDS_DIR, TOKENIZER_DIR, QUARANTINE_DIR, RETIRED_DIR)
     yield from (directory / name for name in (*names, MANIFEST_FILE, PLAN_FILE))
-    for pattern in (RETRY_FILES, f"{JOURNAL_DIR}/*", f"{FAILURES_DIR}/*", f"{REWARDS_DIR}/*.lock"):
-        yield from directory.glob(pattern)
+    yield from directory.glob(RETRY_FILES)
+    for place, pattern in ((TOKENIZER_DIR, "*"), (JOURNAL_DIR, "*"), (FAILURES_DIR, "*"), (REWARDS_DIR, "*.lock")):
+        yield from (directory / place).glob(pattern)
 
 
 def open_regular(path: Path) -> BinaryIO:

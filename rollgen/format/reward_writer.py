@@ -55,6 +55,8 @@ class RewardWriter:
         self._config_digest = config_digest
         self._lock_path = self._place / f"{name}.lock"
         self._lock: IO[bytes] | None = None
+        self.written = 0
+        """Parts that have their names."""
 
     def __enter__(self) -> Self:
         refuse_links(self._dataset)
@@ -102,6 +104,7 @@ class RewardWriter:
         try:
             self._build(temporary, rows, record)
             os.link(temporary, self._place / record.file)  # never overwrites
+            self.written += 1
             fsync_directory(self._place)
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error

@@ -221,12 +221,7 @@ def read_rewards(parts: Sequence[Part], columns: Sequence[str] | None = ()) -> R
 
     Raises DatasetError for damage, and for parts of different scorers.
     """
-    for part in parts:
-        if part.record.scorer != parts[0].record.scorer:
-            raise DatasetError(
-                f"{part.path}: by {part.record.scorer.function}, the files before it by another scorer; put the files "
-                "of one of the two elsewhere"
-            )
+    check_same_scorer(parts)
     further = dict.fromkeys(name for part in parts for name in part.record.columns)
     names = [REWARD, *(name for name in further if columns is None or name in columns)]
     fixed = ("prompt_index", "sample_index", "generation", "tokens_crc32")
@@ -236,6 +231,16 @@ def read_rewards(parts: Sequence[Part], columns: Sequence[str] | None = ()) -> R
     keys = Keys(*(table[name].to_numpy() for name in Keys._fields))
     values = {name: _floats(table[name]) for name in names}
     return Rewards(parts[0].record.scorer if parts else None, keys, table["tokens_crc32"].to_numpy(), values)
+
+
+def check_same_scorer(parts: Sequence[Part]) -> None:
+    """Raise DatasetError unless these parts of one scoring are by one scorer."""
+    for part in parts:
+        if part.record.scorer != parts[0].record.scorer:
+            raise DatasetError(
+                f"{part.path}: by {part.record.scorer.function}, the files before it by another scorer; put the files "
+                "of one of the two elsewhere"
+            )
 
 
 def token_checksums(tokens: Ragged) -> Int64Array:
@@ -287,6 +292,10 @@ def read_record(file: CheckedParquet) -> PartRecord:
     if said.pop(_CHECKSUM, None) != digest(said):
         raise ValueError(f"its record does not fit its {_CHECKSUM}")
     record = _parser().validate_json(text, strict=True)
+    if record.scoring < 1:
+        raise ValueError("its record counts scorings from below 1")
+    if len(set(record.columns)) < len(record.columns) or not all(map(is_column, record.columns)):
+        raise ValueError("its record has a column that no file can have, or one twice")
     if sum(file.row_counts) != record.rows:
         raise ValueError(f"{sum(file.row_counts)} rows, its record says {record.rows}")
     if not file.schema.equals(part_schema(record.columns)):

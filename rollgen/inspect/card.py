@@ -306,6 +306,9 @@ def _kept_front_matter(card: Path) -> str | None:
         raise DatasetError(
             f"{card}: cannot be read: {error.strerror or error}; make it readable, or take it away to have a new one"
         ) from error
+    whole = content[: -len(_mark(""))]
+    if content == whole + _mark(whole):  # the mark of 0.1.0 was of the front matter too, which nobody has edited then
+        return FRONT_MATTER
     front_matter, rule, rest = content.partition(_RULE)
     text = rest[: -len(_mark(""))]
     is_ours = content.startswith(_RULE[1:]) and rest == text + _mark(text)

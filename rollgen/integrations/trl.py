@@ -65,7 +65,7 @@ with warnings.catch_warnings():
     from trl import GRPOConfig, GRPOTrainer
 
 _LOG = logging.getLogger(__name__)
-_SAMPLE: Final = "sample"
+_SAMPLE: Final = "rollgen.sample"
 """The one column of the training set: numbers of samples in the RolloutDataset."""
 
 

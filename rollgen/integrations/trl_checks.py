@@ -25,7 +25,7 @@ from rollgen.format.layout import TOKENIZER_CONFIG, TOKENIZER_FILE
 from rollgen.format.reader import read_row_group
 from rollgen.format.schema import TOKENIZER_DIR
 from rollgen.integrations.groups import Groups
-from rollgen.integrations.trl_rows import fields_of, messages_of
+from rollgen.integrations.trl_rows import ROLLOUTS, fields_of, messages_of
 from rollgen.prompts.fingerprint import saved_tokenizer_sha256, tokenizer_sha256
 
 if TYPE_CHECKING:
@@ -81,6 +81,8 @@ def check_settings(
             raise UsageError(f"{name}: prompts and completions are those of `rollouts`; leave it out")
     if options.get("eval_dataset") is not None and not functions:
         raise UsageError("eval_dataset: TRL samples its completions, which have no stored reward: give reward_funcs")
+    if ROLLOUTS in _columns(options.get("eval_dataset")):
+        raise UsageError(f"eval_dataset: its column {ROLLOUTS!r} would be taken for stored rollouts; rename it")
     names = Counter([*rewards, *(getattr(function, "__name__", None) for function in functions)])
     if twice := [name for name in rewards if names[name] > 1]:
         raise UsageError(f"rewards: {twice[0]!r} is the name of two, which TRL would log as one; rename or drop one")
@@ -88,6 +90,12 @@ def check_settings(
         raise UsageError(
             "GRPOConfig(loss_type='dr_grpo') divides by max_completion_length: set it, as to the run's --max-tokens"
         )
+
+
+def _columns(dataset: Any) -> set[str]:
+    """Of a dataset of TRL's, or of several by name."""
+    several = dataset.values() if isinstance(dataset, dict) else [dataset]
+    return {name for each in several for name in getattr(each, "column_names", None) or ()}
 
 
 def check_groups(groups: Groups, args: GRPOConfig, incomplete: IncompleteGroups) -> None:
@@ -226,11 +234,11 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, dataset: StoredDataset) 
             f"{others:,} of {len(stored):,} ids are other tokens in the trainer's tokenizer than in that of the "
             f"rollouts ({dataset.directory / TOKENIZER_DIR}): train the model that sampled, or one of its vocabulary"
         )
-    if not stored and len(given) > dataset.manifest.vocab_size:
+    if not stored:
         _LOG.warning(
-            "the tokenizer has %s tokens, the model that sampled had %s: is it of another model? The dataset has no "
-            "tokenizer to compare it with",
-            *(len(given), dataset.manifest.vocab_size),
+            "the tokenizer, of %s tokens, is not the one that the rollouts were made with, of %s, and there is none "
+            "here to compare it with: ids may be other tokens",
+            *(len(given), dataset.manifest.tokenizer_vocab_size),
         )
 
 

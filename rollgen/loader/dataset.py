@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from functools import partial
 from operator import index as as_index
 from operator import methodcaller
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,29 +27,9 @@ from rollgen.format.ragged import Ragged
 from rollgen.format.row_groups import RowGroupCache
 from rollgen.loader.batch import Rollout
 from rollgen.loader.index import Index, open_index, place_of
-from rollgen.loader.samples import Experts, Samples, offsets_of
+from rollgen.loader.samples import SCALARS, Experts, Samples, offsets_of
 from rollgen.ops import Support
 from rollgen.remote.cache import MAX_BYTES, open_cache
-
-_SCALARS: Final = (
-    "prompt_id",
-    "sample_index",
-    "generation",
-    "prompt_index",
-    "finish_reason",
-    "stop_reason",
-    "temperature",
-    "top_p",
-    "min_p",
-    "top_k",
-    "max_tokens",
-    "seed",
-    "replayable",
-    "text",
-    "prompt",
-    "metadata",
-)
-"""Columns that a Rollout has under the same name, one value a row."""
 
 
 class RolloutDataset(Dataset[Rollout]):
@@ -89,7 +69,7 @@ class RolloutDataset(Dataset[Rollout]):
             rewards=[rewards] if isinstance(rewards, str) else rewards,
         )
         self.manifest = self._index.datasets[0].manifest
-        self._scalars = self._index.scalars(_SCALARS)
+        self._scalars = self._index.scalars(SCALARS)
         self._routed_experts = routed_experts
         if routed_experts:
             self._index.experts()  # or this is refused here, not at the first sample

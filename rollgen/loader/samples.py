@@ -19,6 +19,25 @@ if TYPE_CHECKING:
     from rollgen.rollouts import Float32Array, Int32Array, Int64Array
 
 
+SCALARS: Final = (
+    "prompt_id",
+    "sample_index",
+    "generation",
+    "prompt_index",
+    "finish_reason",
+    "stop_reason",
+    "temperature",
+    "top_p",
+    "min_p",
+    "top_k",
+    "max_tokens",
+    "seed",
+    "replayable",
+    "text",
+    "prompt",
+    "metadata",
+)
+"""Columns of one value a row that every dataset has."""
 VERSIONS: Final = "weight_versions"
 """Of the scalars, the one that is a WeightVersions a row."""
 RUN: Final = "run"

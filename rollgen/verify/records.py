@@ -24,7 +24,7 @@ from rollgen.format.journal import JournalLine, file_sha256, parse_shard_name
 from rollgen.format.jsonlines import line_files, parse_lines
 from rollgen.format.manifest import PLANLESS, RUN_NAME, Manifest, merged_identity, read_manifest
 from rollgen.format.retries import RetryList, read_retries
-from rollgen.format.rewards import list_parts, read_part, read_rewards, reward_names
+from rollgen.format.rewards import Part, check_same_scorer, list_parts, read_part, read_rewards, reward_names
 from rollgen.format.schema import (
     FAILURES_DIR,
     JOURNAL_DIR,
@@ -251,9 +251,13 @@ def check_failures(directory: Path, planned: Planned | None, findings: Findings)
 
 def check_rewards(directory: Path, manifest: Manifest, findings: Findings) -> None:
     """That readers take each file of rewards. A sample that has none is nothing wrong."""
+    parts: dict[tuple[str, int], Part] = {}
     for path in (path for name in reward_names(directory) for path in list_parts(directory, name)):
         try:
-            read_rewards([read_part(path, manifest.config_digest)], None)
+            part = read_part(path, manifest.config_digest)
+            first = parts.setdefault((part.record.name, part.record.scoring), part)
+            read_rewards([part], None)
+            check_same_scorer([first, part])
         except MissingFile as error:
             if path.is_symlink():  # else a rescoring has just taken its place
                 findings.add("rewards", path, error)

@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -162,7 +163,7 @@ def test_further_values_and_names(dataset: Path, graders: Graders) -> None:
         ("raises", "RuntimeError: cannot read it"),
         ("exits", "its process died with exit code 7"),
         ("is killed", "its process died with exit code -9"),
-        ("hangs", "took longer than 1 s"),
+        ("hangs", "took longer than 1 s, or ended its process with exit code 0"),
         ("returns nan", "the function returned nan for 'reward', not a finite number"),
         ("bad name", "the function returned 'a b' beside the reward, which cannot be the name of a column"),
     ],
@@ -366,7 +367,8 @@ def test_damage_is_an_error(dataset: Path, graders: Graders) -> None:
         ({"name": "a-b"}, r"^a-b: no name for rewards; use --name with letters, digits and underscores"),
         ({"batch_size": 0}, "must be whole numbers of 1 or more"),
         ({"processes": 0}, "must be whole numbers of 1 or more"),
-        ({"timeout": 0}, "timeout must be a number of seconds above 0"),
+        ({"timeout": 0}, "timeout must be a finite number of seconds above 0"),
+        ({"timeout": math.inf}, "timeout must be a finite number of seconds above 0"),
     ],
 )
 def test_what_cannot_be(dataset: Path, graders: Graders, options: dict[str, Any], message: str) -> None:
@@ -403,9 +405,10 @@ def test_no_process_is_left(dataset: Path, graders: Graders) -> None:
 def _children() -> list[str]:
     """Command lines of the processes that this one started by spawning."""
     found = []
-    for task in Path("/proc/self/task").iterdir():
-        for pid in (task / "children").read_text().split():
-            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-            if "spawn_main" in command:
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # of a process that ends meanwhile
+            parent = int(status.read_text().rpartition(")")[2].split()[1])
+            command = (status.parent / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            if parent == os.getpid() and "spawn_main" in command:
                 found.append(command)
     return found

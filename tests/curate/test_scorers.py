@@ -133,6 +133,7 @@ def test_a_function_itself(module: Path) -> None:
         ("graders:correct", {"field": "answer"}, r"^field and extract are for exact_match and regex"),
         ("exact_match", {}, r"^exact_match: needs a field of the metadata to compare with: give --field$"),
         ("exact_match", {"field": "a", "extract": "("}, r"^--extract \(: not a regular expression: "),
+        ("exact_match", {"field": "a", "extract": "x{4294967295}"}, r"^--extract .*: not a regular expression: "),
         ("regex", {"field": "a", "extract": "x"}, r"^regex: takes no --extract"),
     ],
 )

@@ -217,7 +217,7 @@ def test_a_function_of_standard_input(dataset: Path) -> None:
         ({"field": 5}, "field must be a text, not of type int"),
         ({"name": 5}, "name must be a text, not of type int"),
         ({"extract": b"x"}, "extract must be a text, not of type bytes"),
-        ({"timeout": "1"}, "timeout must be a number of seconds above 0"),
+        ({"timeout": "1"}, "timeout must be a finite number of seconds above 0"),
         ({"batch_size": 2.0}, "must be whole numbers of 1 or more"),
     ],
 )

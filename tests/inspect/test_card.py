@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,22 @@ def test_front_matter_is_its_owners(make_dataset: Callable[..., Any]) -> None:
     moved = directory.rename(directory.with_name("moved"))
     write_card(moved)
     assert (moved / "README.md").read_text().startswith(licensed.partition("\n# ")[0] + "\n# moved\n")
+
+
+def test_a_mark_of_the_whole_card_is_known(make_dataset: Callable[..., Any]) -> None:
+    """As 0.1.0 made them, over the front matter too: the card is written anew, with all of today's fields."""
+    directory = make_dataset(0).directory
+    write_card(directory)
+    card = directory / "README.md"
+    written = card.read_text()
+    old = "---\ntags:\n- rollgen\n---\n\n# old\n"
+    mark = "\n" + written.splitlines()[-1].replace(
+        hashlib.sha256(written.partition("\n---\n")[2].rpartition("\n<!--")[0].encode()).hexdigest()[:16],
+        hashlib.sha256(old.encode()).hexdigest()[:16],
+    )
+    card.write_text(old + mark + "\n")
+    write_card(directory)
+    assert card.read_text() == written
 
 
 def test_edited_text_is_left_alone(make_dataset: Callable[..., Any]) -> None:

@@ -36,7 +36,12 @@ def test_processes_share_an_epoch(tmp_path: Path, tiny_model: Path, make_dataset
         )
         for rank in range(2)
     ]
-    first, second = (json.loads(process.communicate(timeout=240)[0].splitlines()[-1]) for process in processes)
+    try:
+        first, second = (json.loads(process.communicate(timeout=240)[0].splitlines()[-1]) for process in processes)
+    finally:
+        for process in processes:  # one waits for ever for the other, if that dies
+            process.kill()
+            process.wait()
     steps = [one + other for one, other in zip(first["loaded"], second["loaded"], strict=True)]
     assert [len(step) for step in steps] == [6] * 4
     for step in steps:  # sample 2 k and 2 k + 1 are a group

@@ -382,7 +382,7 @@ def test_a_second_run_at_the_same_time_is_refused(runs: Runs) -> None:
 def test_a_directory_that_cannot_be_made(runs: Runs) -> None:
     """Below a file, for example: one line that names it."""
     runs.out = runs.prompts / "out"
-    with pytest.raises(UsageError, match=r"prompts\.jsonl.*: cannot be written: Not a directory"):
+    with pytest.raises(UsageError, match=r"prompts\.jsonl.*: cannot be a directory: Not a directory"):
         runs()
 
 

@@ -82,6 +82,18 @@ def test_nothing_is_made_behind_a_link(dataset: Path, name: str, command: Callab
     assert not (dataset.parent / "outside").exists()
 
 
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+def test_templates_behind_a_link_stay(dataset: Path, tmp_path: Path, command: Callable[[Path], object]) -> None:
+    """A tokenizer may have a directory of them, which `--clean` empties: not somebody's."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "own.jinja").write_text("precious")
+    (dataset / "tokenizer" / "additional_chat_templates").symlink_to(outside)
+    with pytest.raises(UsageError, match=r"/additional_chat_templates: is a link"):
+        command(dataset)
+    assert (outside / "own.jinja").exists()
+
+
 def test_linked_shards_are_replaced(dataset: Path, tmp_path: Path) -> None:
     """As in caches of downloads: the links go, what they point to stays."""
     cache = tmp_path / "cache"

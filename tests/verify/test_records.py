@@ -16,12 +16,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from models.rewards import write_rewards
 from models.spoilt import Spoil, as_directory, as_file, not_utf8, with_text
 
 from rollgen.config import digest
 from rollgen.format.journal import file_sha256
 from rollgen.format.manifest import read_manifest, replace_manifest
 from rollgen.format.retries import RetryList
+from rollgen.format.rewards import ScorerRecord
 from rollgen.prompts.plan import Plan, PlanWriter
 from rollgen.rollouts import Prompt
 from rollgen.verify.dataset import verify_dataset
@@ -417,3 +419,13 @@ def test_lists_after_a_damaged_one(directory: Path, add_retry: Callable[[Path], 
     assert [retry.generation for retry in planned.retries] == [1]
     assert [finding.file for finding in findings.kept] == ["retry-2.parquet"]
     assert planned.plan.samples == Plan(directory / "plan.parquet").samples == 12
+
+
+def test_rewards_of_two_scorers(make_dataset: Callable[..., Path], tmp_path: Path) -> None:
+    """No reader takes the two files together, though each is sound."""
+    directory = make_dataset(tmp_path / "run")
+    write_rewards(directory, "correct", lambda row: 1.0)
+    write_rewards(directory, "correct", lambda row: 2.0, scorer=ScorerRecord("scorers:other", "1" * 64))
+    (finding,) = verify_dataset(directory).findings
+    assert (finding.kind, finding.file) == ("rewards", "rewards/correct-000001.parquet")
+    assert "by scorers:other, the files before it by another scorer" in finding.problem

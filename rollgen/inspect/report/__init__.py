@@ -2,7 +2,7 @@
 
 write_report   measures, reads some samples, and writes the page
 content        all that it says, as JSON, with the figures of `figures` and the samples of `samples`, chosen by `choice`
-page           puts it, plotly.js, `report.js` and `report.css` into one file that can do nothing else
+page           puts it, plotly.js, and the scripts and style sheets of `assets/` into one file that can do nothing else
 """
 
 from __future__ import annotations

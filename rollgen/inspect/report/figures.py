@@ -145,7 +145,7 @@ def _supports_by_position(curves: Curves) -> Iterator[Figure]:
         return
     sentence = (
         "The line is the median, the band the middle half of the tokens at a position, dots the mean. A support that "
-        f"widens along the answer may be a model that loses the thread. {_reach(curves.stretches)}"
+        f"widens along the answer may be a model that loses the thread. {_reach(parts[-1][1])}"
     )
     layout = _axes("position in the response, tokens", "ids in the support")
     yield Figure(
@@ -182,7 +182,7 @@ def _surprisal_by_position(curves: Curves) -> Iterator[Figure]:
             )
     sentence = (
         "Surprisal is minus the logprob of the sampled token; its mean (dots) estimates the entropy of the policy. "
-        f"{told}A fall towards 0 is a policy that has stopped exploring. {_reach(curves.stretches)}"
+        f"{told}A fall towards 0 is a policy that has stopped exploring. {_reach(parts[-1].surprisal)}"
     )
     yield Figure(
         "surprisal-by-position",
@@ -198,9 +198,9 @@ def _surprisal_by_position(curves: Curves) -> Iterator[Figure]:
     )
 
 
-def _reach(stretches: Sequence[Stretch]) -> str:
-    last = stretches[-1]
-    return f"Only the longest answers reach the right end: the last point is of {last.tokens:,} tokens."
+def _reach(values: Quartiles) -> str:
+    """Of the last point that is drawn."""
+    return f"Only the longest answers reach the right end: the last point is of {values.tokens:,} tokens."
 
 
 def _middle(part: Stretch) -> float:
