@@ -18,7 +18,7 @@ from rollgen import __version__
 from rollgen.cli.compact import compact
 from rollgen.cli.export import export
 from rollgen.cli.generate import generate
-from rollgen.cli.help import PlainCommand
+from rollgen.cli.help import PlainCommand, PlainGroup
 from rollgen.cli.inspect import inspect
 from rollgen.cli.merge import merge
 from rollgen.cli.repair import repair
@@ -29,6 +29,7 @@ from rollgen.errors import EXIT_CODES_HELP, RollgenError, UsageError
 
 app = typer.Typer(
     name="rollgen",
+    cls=PlainGroup,
     help="Rollout datasets that keep the sampling mask of every token.",
     epilog=EXIT_CODES_HELP,
     add_completion=False,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from typer.core import TyperArgument, TyperCommand, TyperOption
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 if TYPE_CHECKING:
     from typer._click.core import Context
@@ -14,8 +14,20 @@ _NAMES_WIDTH = 26
 """Columns; the description of a longer name begins on the next line."""
 
 
+class PlainGroup(TyperGroup):
+    """All commands."""
+
+    def get_help_option_names(self, ctx: Context) -> list[str]:
+        """As they were given: of a set, as the library has them, they come in another order in each process."""
+        return list(ctx.help_option_names)
+
+
 class PlainCommand(TyperCommand):
     """A command whose help lists its options by panel."""
+
+    def get_help_option_names(self, ctx: Context) -> list[str]:
+        """See PlainGroup."""
+        return list(ctx.help_option_names)
 
     def collect_usage_pieces(self, ctx: Context) -> list[str]:
         """See `click.Command`; so below."""

@@ -456,3 +456,20 @@ def test_reader_that_goes_away_is_no_error(make_dataset: Callable[..., Path], tm
     )
     os.close(write)
     assert (process.returncode, process.stderr) == (0, b"")
+
+
+def test_help_is_the_same_in_each_process() -> None:
+    """Also where sets are in another order: `docs/cli.md` is compared with it."""
+    for command in ([], ["status"]):
+        said = {
+            subprocess.run(
+                [ROLLGEN, *command, "--help"],
+                env=os.environ | {"PYTHONHASHSEED": seed},
+                capture_output=True,
+                text=True,
+                check=True,
+            ).stdout
+            for seed in "1234"
+        }
+        assert len(said) == 1
+        assert "  -h, --help" in said.pop()
