@@ -15,31 +15,29 @@ if TYPE_CHECKING:
     from rollgen.curate.score import Progress, Scored
 
 
+_WITH = typer.Option(
+    "--with",
+    help="The scoring function, of a module in the current directory or an installed one; or exact_match or "
+    "regex, with --field.",
+    metavar="MODULE:FUNCTION",
+    show_default=False,
+)
+_FIELD = typer.Option(
+    help="Field of the prompts' metadata that holds the right answer (exact_match) or a regular expression "
+    "that the text must match (regex).",
+    metavar="FIELD",
+    show_default=False,
+)
+
+
 def score(
     directory: Annotated[Path, typer.Argument(help="Dataset directory.", metavar="DIR", show_default=False)],
-    scorer: Annotated[
-        str,
-        typer.Option(
-            "--with",
-            help="The scoring function, of a module in the current directory or an installed one; or exact_match or "
-            "regex, with --field.",
-            metavar="MODULE:FUNCTION",
-            show_default=False,
-        ),
-    ],
+    scorer: Annotated[str, _WITH],
     name: Annotated[
         str | None,
         typer.Option(help="What the rewards are called. [the function's name]", metavar="NAME", show_default=False),
     ] = None,
-    field: Annotated[
-        str | None,
-        typer.Option(
-            help="Field of the prompts' metadata that holds the right answer (exact_match) or a regular expression "
-            "that the text must match (regex).",
-            metavar="FIELD",
-            show_default=False,
-        ),
-    ] = None,
+    field: Annotated[str | None, _FIELD] = None,
     extract: Annotated[
         str | None,
         typer.Option(
