@@ -15,16 +15,21 @@ from typing import Any
 import duckdb
 import numpy as np
 import polars as pl
-import pyarrow as pa
-import pyarrow.dataset
 import pyarrow.parquet as pq
 import pytest
+from models.row_readers import (
+    read_with_duckdb,
+    read_with_polars,
+    read_with_pyarrow,
+    read_with_pyarrow_dataset,
+    read_with_rollgen,
+)
 
 from rollgen.format.failures import read_failures
 from rollgen.format.invariants import find_problem
 from rollgen.format.keys import read_rows
 from rollgen.format.manifest import read_manifest
-from rollgen.format.reader import open_dataset, read_row_group, verify_shard
+from rollgen.format.reader import open_dataset, verify_shard
 from rollgen.format.retries import read_retries
 from rollgen.format.rewards import rewards_in_force, stored_checksums
 from rollgen.inspect.stats import dataset_stats
@@ -51,35 +56,6 @@ def current_rows(name: str) -> list[dict[str, Any]]:
 def script() -> dict[str, Any]:
     """The names of `make_golden.py`."""
     return runpy.run_path(str(CONFORMANCE / "make_golden.py"))
-
-
-def read_with_pyarrow(directory: Path) -> list[dict[str, Any]]:
-    files = sorted((directory / "data").glob("*.parquet"))
-    return pa.concat_tables([pq.read_table(file, page_checksum_verification=True) for file in files]).to_pylist()
-
-
-def read_with_pyarrow_dataset(directory: Path) -> list[dict[str, Any]]:
-    return pa.dataset.dataset(directory / "data", format="parquet").to_table().to_pylist()
-
-
-def read_with_polars(directory: Path) -> list[dict[str, Any]]:
-    return pl.scan_parquet(directory / "data" / "*.parquet").collect().to_dicts()
-
-
-def read_with_duckdb(directory: Path) -> list[dict[str, Any]]:
-    files = "read_parquet(?, filename = true) order by filename, prompt_index, sample_index"
-    query = duckdb.execute(f"select * exclude (filename) from {files}", [f"{directory}/data/*.parquet"])
-    names = [column[0] for column in query.description]
-    return [dict(zip(names, row, strict=True)) for row in query.fetchall()]
-
-
-def read_with_rollgen(directory: Path) -> list[dict[str, Any]]:
-    rows = []
-    for stored in open_dataset(directory).shards:
-        with stored.open() as shard:
-            for index in range(len(shard.row_group_rows)):
-                rows += read_row_group(shard, index).to_pylist()
-    return rows
 
 
 @pytest.mark.parametrize("name", NAMES)

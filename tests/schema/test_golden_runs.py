@@ -9,15 +9,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import duckdb
-import polars as pl
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from models.row_readers import read_with_duckdb, read_with_polars, read_with_pyarrow, read_with_rollgen
 
 from rollgen.format.invariants import find_problem
 from rollgen.format.manifest import read_manifest
-from rollgen.format.reader import open_dataset, read_row_group
 from rollgen.inspect.stats import dataset_stats
 from rollgen.loader.dataset import RolloutDataset
 from rollgen.verify.dataset import verify_dataset
@@ -43,31 +40,6 @@ def script() -> Iterator[ModuleType]:
 def rows() -> list[dict[str, Any]]:
     """What a reader must find."""
     return list(json.loads(EXPECTED.read_text(encoding="utf-8"))["rows"])
-
-
-def read_with_pyarrow(directory: Path) -> list[dict[str, Any]]:
-    files = sorted((directory / "data").glob("*.parquet"))
-    return pa.concat_tables([pq.read_table(file, page_checksum_verification=True) for file in files]).to_pylist()
-
-
-def read_with_polars(directory: Path) -> list[dict[str, Any]]:
-    return pl.scan_parquet(directory / "data" / "*.parquet").collect().to_dicts()
-
-
-def read_with_duckdb(directory: Path) -> list[dict[str, Any]]:
-    files = "read_parquet(?, filename = true) order by filename, prompt_index, sample_index"
-    query = duckdb.execute(f"select * exclude (filename) from {files}", [f"{directory}/data/*.parquet"])
-    names = [column[0] for column in query.description]
-    return [dict(zip(names, row, strict=True)) for row in query.fetchall()]
-
-
-def read_with_rollgen(directory: Path) -> list[dict[str, Any]]:
-    found = []
-    for stored in open_dataset(directory).shards:
-        with stored.open() as shard:
-            for index in range(len(shard.row_group_rows)):
-                found += read_row_group(shard, index).to_pylist()
-    return found
 
 
 @pytest.mark.parametrize("read", [read_with_pyarrow, read_with_polars, read_with_duckdb, read_with_rollgen])
