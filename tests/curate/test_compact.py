@@ -13,8 +13,8 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from models.deaths import Killed, dying
 from models.disk import largest_file
 
 from rollgen.config import digest
@@ -473,33 +474,8 @@ def test_retired_is_in_the_way(split: Path) -> None:
     assert compact(split).replaced == 4
 
 
-class Killed(BaseException):
-    """As if by a signal that cannot be caught: nothing that would clean up can do anything any more."""
-
-
 STEPS = ("os.link", "os.unlink", "os.rename", "os.replace", "os.mkdir", "os.rmdir")
 """All that changes what is seen. What is on disk when is `os.fsync`'s, where Ctrl-C may come as well."""
-
-
-@contextmanager
-def dying(at: int, *, how: type[BaseException]) -> Iterator[list[int]]:
-    """Raise `how` instead of step number `at`, and if it is Killed, instead of every later one. Gives their count."""
-    count = [0]
-
-    def step(real: Callable[..., Any]) -> Callable[..., Any]:
-        def taken(*arguments: Any, **named: Any) -> Any:
-            count[0] += 1
-            if count[0] == at or (count[0] > at and how is Killed):
-                raise how
-            return real(*arguments, **named)
-
-        return taken
-
-    with pytest.MonkeyPatch.context() as patch:
-        for name in STEPS if how is Killed else (*STEPS, "os.fsync"):
-            module, _, attribute = name.rpartition(".")
-            patch.setattr(name, step(getattr(sys.modules[module], attribute)))
-        yield count
 
 
 @pytest.mark.parametrize(("how", "keep"), [(Killed, False), (Killed, True), (KeyboardInterrupt, False)])
@@ -511,7 +487,7 @@ def test_killed_at_every_step(
     seen = Counter[str]()
     for at in itertools.count(1):
         directory = Path(shutil.copytree(split, tmp_path / f"copy-{at}"))
-        with dying(at, how=how) as count, suppress(how):
+        with dying(at, how=how, steps=STEPS if how is Killed else (*STEPS, "os.fsync")) as count, suppress(how):
             compact(directory, shard_tokens=33, keep=keep)
         decided = (directory / "journal" / "replacement.json").exists()
         if decided:

@@ -8,12 +8,12 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
+from models.deaths import STEPS, Killed, contents, dying
 from models.disk import largest_file
 
 from rollgen.curate.merge import merge
@@ -31,38 +31,7 @@ def two(tmp_path: Path, make_run: MakeRun) -> list[Path]:
     return [make_run(tmp_path / name, number) for number, name in enumerate(("base", "step-1"))]
 
 
-def content(directory: Path) -> dict[str, bytes]:
-    """Every file but locks, whose content is of no account."""
-    files = (path for path in directory.rglob("*") if path.is_file() and path.suffix != ".lock")
-    return {str(path.relative_to(directory)): path.read_bytes() for path in files}
-
-
-class Killed(BaseException):
-    """As if by a signal that cannot be caught: nothing that would clean up can do anything any more."""
-
-
-STEPS = ("os.link", "os.unlink", "os.rename", "os.replace", "os.mkdir", "os.rmdir", "os.fsync")
-
-
-@contextmanager
-def dying(at: int, *, how: type[BaseException]) -> Iterator[list[int]]:
-    """Raise `how` instead of step number `at`, and if it is Killed, instead of every later one. Gives their count."""
-    count = [0]
-
-    def step(real: Callable[..., Any]) -> Callable[..., Any]:
-        def taken(*arguments: Any, **named: Any) -> Any:
-            count[0] += 1
-            if count[0] == at or (count[0] > at and how is Killed):
-                raise how
-            return real(*arguments, **named)
-
-        return taken
-
-    with pytest.MonkeyPatch.context() as patch:
-        for name in STEPS:
-            module, _, attribute = name.rpartition(".")
-            patch.setattr(name, step(getattr(sys.modules[module], attribute)))
-        yield count
+ALL_STEPS = (*STEPS, "os.rmdir")
 
 
 @pytest.mark.parametrize("how", [Killed, KeyboardInterrupt])
@@ -74,7 +43,7 @@ def test_killed_at_every_step(two: list[Path], tmp_path: Path, how: type[BaseExc
     seen = Counter[str]()
     for at in itertools.count(1):
         out = tmp_path / f"out-{at}"
-        with dying(at, how=how) as count, suppress(how):
+        with dying(at, how=how, steps=ALL_STEPS) as count, suppress(how):
             merge(two, out, shard_tokens=100)
         if (out / "rollgen.json").exists():
             assert verify_dataset(out).rows == 24
@@ -107,16 +76,16 @@ def test_killed_while_it_replaces(tmp_path: Path, make_run: MakeRun) -> None:
     """
     sources = [make_run(tmp_path / str(number), number, shards=1, prompts=1) for number in range(2)]
     old = make_run(tmp_path / "old", 5)
-    held = content(old)
+    held = contents(old)
     seen = Counter[str]()
     for at in itertools.count(1, 2):
         out = Path(shutil.copytree(old, tmp_path / f"out-{at}"))
-        with dying(at, how=Killed) as count, suppress(Killed):
+        with dying(at, steps=ALL_STEPS) as count, suppress(Killed):
             merge(sources, out, clean=True)
         if not (out / "rollgen.json").exists():
             seen["none"] += 1
         elif (out / "plan.parquet").exists():
-            assert held.items() <= content(out).items()
+            assert held.items() <= contents(out).items()
             seen["old"] += 1
         else:
             assert verify_dataset(out).rows == 4
@@ -134,10 +103,10 @@ def test_a_full_disk_leaves_what_there_was(tmp_path: Path, make_run: MakeRun) ->
     """Whatever `clean` was to replace; the error says so."""
     sources = [make_run(tmp_path / str(n), n, shards=1, prompts=1, n=1, tokens=4000, full=n == 0) for n in range(2)]
     old = make_run(tmp_path / "old", 5)
-    held = content(old)
+    held = contents(old)
     with largest_file(40_000), pytest.raises(DatasetError, match="nothing was merged, and --out is as it was"):
         merge(sources, old, shard_tokens=4000, clean=True)
-    assert content(old) == held
+    assert contents(old) == held
 
 
 KILL = """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,21 +19,21 @@ STEPS = ("os.link", "os.unlink", "os.rename", "os.replace", "os.mkdir", "os.fsyn
 
 
 @contextmanager
-def dying(at: int) -> Iterator[list[int]]:
-    """Raise Killed instead of step number `at` and all later ones. Gives their count."""
+def dying(at: int, *, how: type[BaseException] = Killed, steps: Sequence[str] = STEPS) -> Iterator[list[int]]:
+    """Raise `how` instead of step number `at`, and if it is Killed, instead of every later one. Gives their count."""
     count = [0]
 
     def step(real: Callable[..., Any]) -> Callable[..., Any]:
         def taken(*arguments: Any, **named: Any) -> Any:
             count[0] += 1
-            if count[0] >= at:
-                raise Killed
+            if count[0] == at or (count[0] > at and how is Killed):
+                raise how
             return real(*arguments, **named)
 
         return taken
 
     with pytest.MonkeyPatch.context() as patch:
-        for name in STEPS:
+        for name in steps:
             module, _, attribute = name.rpartition(".")
             patch.setattr(name, step(getattr(sys.modules[module], attribute)))
         yield count
