@@ -19,14 +19,19 @@ pytestmark = pytest.mark.vllm
 
 REPOSITORY = Path(__file__).parents[2]
 TASKS = 4
-SETTINGS = ("--dtype", "float32", "--top-k", 20, "--max-tokens", 24, "--max-model-len", 128, "--commit-interval", 0.5)
-"""Of every run."""
+SETTINGS = (
+    *("--dtype", "float32", "--top-k", 20, "--max-tokens", 24, "--max-model-len", 128),
+    *("--max-num-seqs", 8, "--commit-interval", 0.5),
+)
+"""Of every run. Few sequences at a time: else all samples end together, and the first commit is the last."""
+PROMPTS = 120
+"""Enough that something is left to do when the first commit has come."""
 
 
 @pytest.fixture
 def prompts(write_prompts: Callable[..., Path], tmp_path: Path) -> Path:
-    """Enough that something is left to do when the first commit has come."""
-    return write_prompts(tmp_path / "prompts.jsonl", [{"id": f"p{i}", "prompt": f"Number {i} is"} for i in range(120)])
+    rows = [{"id": f"p{index}", "prompt": f"Number {index} is"} for index in range(PROMPTS)]
+    return write_prompts(tmp_path / "prompts.jsonl", rows)
 
 
 def wait_for(condition: Callable[[], bool], what: str, seconds: float = 240) -> None:
@@ -71,8 +76,8 @@ def test_replicas_and_the_death_of_one(rollgen: Any, tiny_model: Path, prompts: 
     stdout, stderr = running.communicate(timeout=240)
     assert running.returncode == 0, stderr
     summary = json.loads(stdout)
-    assert (summary["stored"], summary["owed"], summary["failed"], summary["restarts"]) == (960, 0, 0, 1), summary
-    assert len(keys(out)) == len(set(keys(out))) == 960
+    assert (summary["stored"], summary["owed"], summary["failed"], summary["restarts"]) == (PROMPTS * 8, 0, 0, 1), summary
+    assert len(keys(out)) == len(set(keys(out))) == PROMPTS * 8
     rollgen("verify", out)
     assert not any(engine.is_running() for engine in engines)
 
@@ -87,7 +92,7 @@ def array(
     def start(task: int) -> subprocess.Popen[str]:
         slurm = {"TASK_ID": task, "TASK_MIN": 0, "TASK_MAX": TASKS - 1, "TASK_STEP": 1, "TASK_COUNT": TASKS}
         environment = {f"SLURM_ARRAY_{name}": str(value) for name, value in slurm.items()}
-        command = [prompts, "--model", tiny_model, "--out", tmp_path / "out", *SETTINGS, "--n", 4]
+        command = [prompts, "--model", tiny_model, "--out", tmp_path / "out", *SETTINGS, "--n", 8]
         process = subprocess.Popen(
             ["bash", REPOSITORY / "examples" / "slurm.sbatch", *map(str, command)],
             stdout=subprocess.PIPE,
@@ -121,6 +126,6 @@ def test_a_job_array(array: Callable[[int], subprocess.Popen[str]], rollgen: Any
     for task in tasks:
         log, _ = task.communicate(timeout=240)
         assert task.returncode == 0, log
-    assert len(keys(out)) == len(set(keys(out))) == 480
+    assert len(keys(out)) == len(set(keys(out))) == PROMPTS * 8
     rollgen("verify", out)
     assert len(json.loads((out / "rollgen.json").read_text())["attempts"]) == TASKS + 1

@@ -63,8 +63,9 @@ def test_a_replica_its_engine_and_the_driver_are_killed(
     engines = [pid for pid in processes(mark, ENGINE) if parent(pid) == replica]
     os.kill(replica, signal.SIGKILL)
     wait_until_gone(engines)
+    wait_for_shards(out, lines(out) + 1, process)  # it may be of a shard that the dead one had finished: no engine yet
+    [engine] = wait_for_engine(mark, process)
     wait_for_shards(out, lines(out) + 1, process)
-    [engine] = processes(mark, ENGINE)
     os.kill(engine, signal.SIGKILL)
     wait_until_gone([engine])
     wait_for_shards(out, lines(out) + 2, process)  # one was finished when it died
@@ -116,6 +117,14 @@ def processes(mark: str, kind: str = "") -> list[int]:
 def parent(pid: int) -> int:
     """Which process started it."""
     return int(subprocess.run(["ps", "-o", "ppid=", "-p", str(pid)], capture_output=True, text=True).stdout or 0)
+
+
+def wait_for_engine(mark: str, process: subprocess.Popen[str]) -> list[int]:
+    """The engines, once there are any."""
+    while not (engines := processes(mark, ENGINE)):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    return engines
 
 
 def wait_until_gone(pids: list[int]) -> None:
