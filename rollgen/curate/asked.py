@@ -17,12 +17,13 @@ import pyarrow as pa
 
 from rollgen.errors import DatasetError
 from rollgen.format.journal import file_sha256
+from rollgen.format.keys import Keys
 from rollgen.format.manifest import PLANLESS, Manifest
 from rollgen.format.reader import StoredDataset
 from rollgen.format.retries import read_retries
 from rollgen.format.schema import PLAN_FILE
 from rollgen.prompts.plan import Plan
-from rollgen.prompts.planned import CHECKED, Keys, Mismatch, Planned, check_planless, first_problem
+from rollgen.prompts.planned import CHECKED, Mismatch, Planned, check_planless, first_problem
 
 if TYPE_CHECKING:
     from rollgen.curate.layout import Index
@@ -75,7 +76,7 @@ def check_shards(dataset: StoredDataset, index: Index) -> None:
     """Raise DatasetError for a shard whose rows are not sorted, or not as many tokens as its journal line says."""
     shard = index.shard_of(np.arange(len(index.rows.generation)))
     tokens = np.bincount(shard, index.rows.response_length, len(index.shards)).astype(np.int64).tolist()
-    falling = (Keys(*index.rows[:3]).steps() < 0) & (np.diff(shard) == 0)
+    falling = (index.keys.steps() < 0) & (np.diff(shard) == 0)
     if falling.any():
         stored = index.shards[shard[int(falling.argmax())]]
         raise _wrong(dataset, f"{stored.path}: its rows are not sorted by their keys")

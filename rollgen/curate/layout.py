@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from rollgen.errors import DatasetError
+from rollgen.format.keys import Keys
 from rollgen.format.reader import ShardReader, StoredShard, read_columns
 from rollgen.format.schema import FOOTER_ENGINE, shard_schema
 
@@ -78,6 +79,22 @@ class Index:
             np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]),
             np.concatenate([part.sizes for part in parts]),
         )
+
+    @property
+    def keys(self) -> Keys:
+        """Of all rows."""
+        return Keys(*self.rows[:3])
+
+    def order(self) -> Int64Array:
+        """int64 [R], all rows in rising order of their keys. Raises DatasetError for a key that is there twice."""
+        return self.keys.unique_order(self._stored)
+
+    def current(self) -> npt.NDArray[np.bool_]:
+        """bool [R]: the rows of the highest generation of their sample. Raises as `order`."""
+        return self.keys.current(self._stored)
+
+    def _stored(self, row: int) -> StoredShard:
+        return self.shards[int(self.shard_of(row))]
 
     def shard_of(self, rows: npt.ArrayLike) -> Int64Array:
         """int64, the number of the shard of each of these rows."""
@@ -139,8 +156,8 @@ def read_index(shards: Sequence[StoredShard], optional: Mapping[str, bool]) -> I
 
 
 def plan_layout(index: Index, *, shard_tokens: int, planned: bool) -> Layout:
-    """Choose the shards to replace and deal out their rows. Raises as `sorted_rows`."""
-    order = sorted_rows(index)
+    """Choose the shards to replace and deal out their rows. Raises as `Index.order`."""
+    order = index.order()
     prompt, shard = index.rows.prompt_index[order], index.shard_of(order)
     # Between rows of one prompt in order, each place where the shard changes: both shards hold that prompt.
     changes = np.flatnonzero((prompt[1:] == prompt[:-1]) & (shard[1:] != shard[:-1]))
@@ -180,17 +197,6 @@ def _check(stored: StoredShard, shard: ShardReader, optional: Mapping[str, bool]
 def _tokens(stored: StoredShard) -> int:
     assert stored.line is not None  # see _check
     return stored.line.tokens
-
-
-def sorted_rows(index: Index) -> Int64Array:
-    """int64 [R], all rows in rising order of their keys. Raises DatasetError for a key that is there twice."""
-    order: Int64Array = np.lexsort((index.rows.generation, index.rows.sample_index, index.rows.prompt_index))
-    keys = [column[order] for column in index.rows[:3]]
-    twins = np.flatnonzero(np.logical_and.reduce([key[1:] == key[:-1] for key in keys]))
-    if twins.size:
-        one, other = (index.shards[int(index.shard_of(order[twins[0] + offset]))].path for offset in (0, 1))
-        raise DatasetError(f"{other}: holds samples that {one.name} holds too; remove one of the two copies")
-    return order
 
 
 def deal(rows: Rows, chosen: Int64Array, shard_tokens: int, *, planned: bool) -> Iterator[Int64Array]:

@@ -74,7 +74,7 @@ def _table(carried: Carried, prompt_ids: pa.ChunkedArray, rows: Rows) -> pa.Tabl
     tables, schema = [], part_schema(carried.columns)
     for first, end, rewards in zip(rows.ends[:-1], rows.ends[1:], carried.of_sources, strict=True):
         current = first + np.flatnonzero(rows.current[first:end])
-        at = rewards.rows_of(rows.stored.taken(current))
+        at = rewards.rows_of(rows.stored.take(current))
         scored = at >= 0
         scored[scored] = ~np.isnan(rewards.values[REWARD][at[scored]])
         current, at = current[scored], at[scored]

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rollgen.curate.asked import Asked, check_shards
-from rollgen.curate.layout import Index, read_index, sorted_rows
+from rollgen.curate.layout import Index, read_index
 from rollgen.errors import DatasetError, ResumeRefused, UsageError
 from rollgen.format.commit import live_writers
 from rollgen.format.journal import file_sha256
@@ -204,8 +204,7 @@ def read_sources(sources: Sequence[Source], *, hashed: bool) -> Rows:
     indexes = [read_index(source.dataset.shards, source.manifest.optional_columns) for source in sources]
     for source, index in zip(sources, indexes, strict=True):
         check_shards(source.dataset, index)
-    orders = [sorted_rows(index) for index in indexes]
-    current = [_current(index, order) for index, order in zip(indexes, orders, strict=True)]
+    current = [index.current() for index in indexes]
     if hashed:
         for stored in chain.from_iterable(source.dataset.shards for source in sources):
             _check_bytes(stored)
@@ -221,20 +220,12 @@ def read_sources(sources: Sequence[Source], *, hashed: bool) -> Rows:
         found.run,
         np.concatenate(current),
         tuple(each.owed(len(index.rows.generation)) for each, index in zip(asked, indexes, strict=True)),
-        Keys(*index.rows[:3]),
+        index.keys,
         np.cumsum([0, *(len(each.rows.generation) for each in indexes)]).tolist(),
     )
     _refuse_twins(sources, rows)
     _refuse_copies(sources, rows, found.id_number)
     return rows
-
-
-def _current(index: Index, order: Int64Array) -> Bools:
-    """bool [R]: which rows have the highest generation of their sample."""
-    prompt, sample = index.rows.prompt_index[order], index.rows.sample_index[order]
-    current = np.ones(len(order), np.bool_)
-    current[order[:-1][(prompt[1:] == prompt[:-1]) & (sample[1:] == sample[:-1])]] = False  # a later one follows
-    return current
 
 
 def _with_keys(index: Index, prompt_index: Int64Array) -> Index:

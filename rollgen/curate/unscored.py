@@ -49,7 +49,7 @@ class Unscored:
         self._shards = dataset.shards
         rows = read_rows(dataset.shards)
         self._starts = rows.starts
-        self._current = rows.is_current(dataset.shards)
+        self._current = rows.current()
         place = earlier.rows_of(rows.keys)
         there = np.flatnonzero(place >= 0)
         self._reward = np.full(len(place), np.nan)

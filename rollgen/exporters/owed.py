@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rollgen.errors import MissingFile, UsageError
+from rollgen.format.keys import Keys
 from rollgen.format.manifest import PLANLESS
-from rollgen.prompts.planned import Keys, Planned
+from rollgen.prompts.planned import Planned
 
 if TYPE_CHECKING:
     from rollgen.loader.index import Index

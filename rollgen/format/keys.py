@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -10,70 +10,94 @@ import numpy.typing as npt
 
 from rollgen.errors import DatasetError
 from rollgen.format.reader import StoredShard, read_columns
-from rollgen.format.schema import shard_schema
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from rollgen.rollouts import Int32Array, Int64Array
+
+    Bools = npt.NDArray[np.bool_]
 
 
 class Keys(NamedTuple):
-    """Of N rows."""
+    """Which sample each of N rows holds."""
 
     prompt_index: Int64Array
     sample_index: Int32Array
     generation: Int32Array
 
-    @property
-    def order(self) -> Int64Array:
-        """int64 [N], stable: rows of a sample are neighbours, the latest generation last."""
-        order: Int64Array = np.lexsort((self.generation, self.sample_index, self.prompt_index))
-        return order
+    @classmethod
+    def of(cls, table: pa.Table) -> Keys:
+        """Of a table that has these columns."""
+        return cls(*(table[name].to_numpy() for name in cls._fields))
 
-    def taken(self, rows: npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> Keys:
+    @classmethod
+    def joined(cls, parts: Iterable[Keys]) -> Keys:
+        """One after the other."""
+        none = cls(np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros(0, np.int32))
+        return cls(*(np.concatenate(column) for column in zip(none, *parts, strict=True)))
+
+    def take(self, rows: Int64Array | Bools | slice) -> Keys:
         """Those of some rows."""
         return Keys(self.prompt_index[rows], self.sample_index[rows], self.generation[rows])
 
-    def joined(self, others: Keys) -> Keys:
-        """Those of these rows, then those of others."""
-        return Keys(
-            np.concatenate([self.prompt_index, others.prompt_index]),
-            np.concatenate([self.sample_index, others.sample_index]),
-            np.concatenate([self.generation, others.generation]),
-        )
+    def name(self, row: int) -> str:
+        """One of them in words."""
+        prompt, sample, generation = (column[row] for column in self)
+        return f"prompt {prompt}, sample {sample}" + (f", generation {generation}" if generation else "")
+
+    def order(self) -> Int64Array:
+        """int64 [N]: rows in rising order of the keys, equal ones as they stand."""
+        order: Int64Array = np.lexsort((self.generation, self.sample_index, self.prompt_index))
+        return order
+
+    def steps(self) -> Int64Array:
+        """int64 [N - 1]: the sign of each key less the one before: 0 where a key is there twice in a row."""
+        step = np.zeros(max(len(self.prompt_index) - 1, 0), np.int64)
+        for column in self:  # compared, because differences of damaged numbers may overflow
+            step = np.where(step == 0, (column[1:] > column[:-1]).astype(np.int64) - (column[1:] < column[:-1]), step)
+        return step
+
+    def unique_order(self, shard_of: Callable[[int], StoredShard]) -> Int64Array:
+        """As `order`. Raises DatasetError when a key is there twice: a shard was copied; `shard_of` a row names it."""
+        order = self.order()
+        twins = np.flatnonzero(self.take(order).steps() == 0)
+        if twins.size:
+            one, other = (shard_of(int(order[twins[0] + offset])) for offset in (0, 1))
+            raise DatasetError(f"{other.place}: holds samples that {one.name} holds too; remove one of the two copies")
+        return order
+
+    def current(self, shard_of: Callable[[int], StoredShard]) -> Bools:
+        """bool [N]: the rows of the highest generation of their sample. Raises as `unique_order`."""
+        order = self.unique_order(shard_of)
+        prompt, sample, _ = self.take(order)
+        followed = (prompt[1:] == prompt[:-1]) & (sample[1:] == sample[:-1])
+        current = np.ones(len(order), np.bool_)
+        current[order[:-1][followed]] = False
+        return current
 
 
 class ShardRows(NamedTuple):
     """The R rows of a dataset, in the order of shards and of rows in each."""
 
     keys: Keys
+    shards: Sequence[StoredShard]
     starts: Int64Array
     """int64 [shards + 1], the first row of each shard."""
 
-    def is_current(self, shards: Sequence[StoredShard]) -> npt.NDArray[np.bool_]:
-        """bool [R]: the rows of the highest generation of their sample.
+    def current(self) -> Bools:
+        """bool [R]: as `Keys.current`."""
+        return self.keys.current(self._shard_of)
 
-        Raises DatasetError when a key is there twice: a shard was copied.
-        """
-        order = self.keys.order
-        prompt, sample, generation = (column[order] for column in self.keys)
-        followed = (prompt[1:] == prompt[:-1]) & (sample[1:] == sample[:-1])
-        twins = np.flatnonzero(followed & (generation[1:] == generation[:-1]))
-        if twins.size:
-            one, other = (shards[self._shard_of(order[twins[0] + offset])].place for offset in (0, 1))
-            raise DatasetError(f"{other}: holds samples that {one} holds too; remove one of the two copies")
-        current = np.ones(len(order), np.bool_)
-        current[order[:-1][followed]] = False
-        return current
-
-    def _shard_of(self, row: np.int64) -> int:
-        return int(np.searchsorted(self.starts, row, side="right")) - 1
+    def _shard_of(self, row: int) -> StoredShard:
+        return self.shards[int(np.searchsorted(self.starts, row, side="right")) - 1]
 
 
 def read_rows(shards: Sequence[StoredShard]) -> ShardRows:
     """The keys of all rows, every page verified. Raises DatasetError for damage."""
-    tables = [shard_schema(support_logprobs=False).empty_table().select(Keys._fields)]
+    parts = []
     for stored in shards:
         with stored.open() as shard:
-            tables.append(read_columns(shard, Keys._fields))
-    columns = [np.concatenate([table[name].to_numpy() for table in tables]) for name in Keys._fields]
-    return ShardRows(Keys(*columns), np.cumsum([len(table) for table in tables], dtype=np.int64))
+            parts.append(Keys.of(read_columns(shard, Keys._fields)))
+    starts = np.cumsum([0, *(len(part.prompt_index) for part in parts)], dtype=np.int64)
+    return ShardRows(Keys.joined(parts), shards, starts)

@@ -139,12 +139,9 @@ class Rewards(NamedTuple):
     def rows_of(self, keys: Keys) -> Int64Array:
         """int64 [N]: the row that counts of each of these keys, -1 for one that has none. A sort, and no loop."""
         count = len(self.tokens_crc32)
-        both = self.keys.joined(keys)
-        order = both.order  # stable: of equal keys first the rewards, the one that counts last
-        changes = np.zeros(len(order), np.bool_)
-        for column in both:
-            changes[1:] |= np.diff(column[order]) != 0
-        sample = np.cumsum(changes)
+        both = Keys.joined([self.keys, keys])
+        order = both.order()  # stable: of equal keys first the rewards, the one that counts last
+        sample = np.cumsum(np.append(0, both.take(order).steps() != 0))[: len(order)]
         latest = np.maximum.accumulate(np.where(order < count, np.arange(len(order)), -1))
         found = (latest >= 0) & (sample[latest] == sample)
         rows = np.full(len(order), -1)
@@ -228,7 +225,7 @@ def read_rewards(parts: Sequence[Part], columns: Sequence[str] | None = ()) -> R
     tables = [REWARD_SCHEMA.empty_table().select([*fixed, REWARD])]
     tables += [_read_table(part, [*fixed, *names]) for part in parts]
     table = pa.concat_tables(tables, promote_options="default")
-    keys = Keys(*(table[name].to_numpy() for name in Keys._fields))
+    keys = Keys.of(table)
     values = {name: _floats(table[name]) for name in names}
     return Rewards(parts[0].record.scorer if parts else None, keys, table["tokens_crc32"].to_numpy(), values)
 

@@ -1,21 +1,9 @@
-"""Prompts that were chats. A row stores its prompt as it was given, raw text or messages as JSON text, and nothing says
-which: what can be read as messages may be text all the same.
-"""
+"""The turns of a chat, as text."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
-
-
-def turns_of(prompt: str) -> list[dict[str, Any]] | None:
-    """The turns of a prompt that can be read as messages, each with a role; None for any other."""
-    try:
-        chat = json.loads(prompt)
-    except (ValueError, RecursionError):
-        return None
-    is_chat = isinstance(chat, list) and bool(chat) and all(isinstance(turn, dict) for turn in chat)
-    return chat if is_chat and all(isinstance(turn.get("role"), str) for turn in chat) else None
 
 
 def text_of(turn: dict[str, Any]) -> str:

@@ -75,8 +75,8 @@ def reward_stats(dataset: StoredDataset) -> tuple[RewardStats, ...]:
     if not names:
         return ()
     rows = read_rows(dataset.shards)
-    current = rows.is_current(dataset.shards)
-    keys, checksums = rows.keys.taken(current), stored_checksums(dataset.shards)[current]
+    current = rows.current()
+    keys, checksums = rows.keys.take(current), stored_checksums(dataset.shards)[current]
     return tuple(_stats(dataset, name, keys, checksums) for name in names)
 
 

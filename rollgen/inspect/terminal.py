@@ -17,7 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from rollgen.inert import brief, plain, shorten
-from rollgen.inspect.chat import text_of, turns_of
+from rollgen.inspect.chat import text_of
+from rollgen.prompts.messages import stored_messages
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -374,5 +375,5 @@ def _example(example: Example) -> Group:
 
 def last_turn(prompt: str) -> str:
     """The text of a chat's last message, where `prompt` is messages as JSON text; else `prompt` itself."""
-    chat = turns_of(prompt)
+    chat = stored_messages(prompt)
     return prompt if chat is None else text_of(chat[-1])

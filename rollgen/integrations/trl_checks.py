@@ -25,8 +25,9 @@ from rollgen.format.layout import TOKENIZER_CONFIG, TOKENIZER_FILE
 from rollgen.format.reader import read_row_group
 from rollgen.format.schema import TOKENIZER_DIR
 from rollgen.integrations.groups import Groups
-from rollgen.integrations.trl_rows import ROLLOUTS, fields_of, messages_of
+from rollgen.integrations.trl_rows import ROLLOUTS, fields_of
 from rollgen.prompts.fingerprint import saved_tokenizer_sha256, tokenizer_sha256
+from rollgen.prompts.messages import stored_messages
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -158,7 +159,7 @@ def _survey_rows(table: pa.Table) -> Survey:
     return Survey(
         int(table["prompt_length"].to_numpy().min()),
         int(table["response_length"].to_numpy().max()),
-        all(messages_of(prompt) is not None for prompt in prompts),
+        all(stored_messages(prompt) is not None for prompt in prompts),
         frozenset().union(*(fields_of(metadata) for metadata in table["metadata"].unique().to_pylist())),
     )
 

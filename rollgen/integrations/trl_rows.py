@@ -13,8 +13,8 @@ from typing import Any, Final
 from torch import Tensor
 
 from rollgen.loader.batch import Rollout
+from rollgen.prompts.messages import Messages, stored_messages
 
-Messages = list[dict[str, Any]]
 RewardFunction = Callable[..., list[float | None]]
 
 ROLLOUTS: Final = "rollouts"
@@ -52,22 +52,10 @@ def fields_of(metadata: str | None) -> dict[str, Any]:
 
 def prompt_of(rollout: Rollout, decode: Callable[[Tensor], str], *, conversational: bool) -> str | Messages:
     """The messages that were given, or the text; that of the ids where these, or messages among texts, were given."""
-    messages = messages_of(rollout.prompt)
+    messages = stored_messages(rollout.prompt)
     if messages is not None and conversational:
         return messages
     return decode(rollout.prompt_ids) if rollout.prompt is None or messages is not None else rollout.prompt
-
-
-def messages_of(prompt: str | None) -> Messages | None:
-    """Those that a stored prompt is the JSON text of; None for any other."""
-    if prompt is None or not prompt.startswith("["):
-        return None
-    try:
-        value = json.loads(prompt)
-    except (ValueError, RecursionError):  # text that begins with a bracket
-        return None
-    is_chat = isinstance(value, list) and value and all(isinstance(turn, dict) and "role" in turn for turn in value)
-    return value if is_chat else None
 
 
 def stored_completions(rollouts: Sequence[Rollout], prompts: Sequence[object], trainer: object) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
@@ -25,6 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rollgen.errors import DatasetError, MissingFile, Unreadable, UsageError
+from rollgen.format.keys import Keys
 from rollgen.format.reader import ShardReader, StoredDataset, StoredShard, open_dataset, read_columns, read_row_group
 from rollgen.format.retries import read_retries
 from rollgen.format.schema import shard_schema
@@ -417,20 +419,15 @@ def report_loss(loss: Loss) -> None:
 def _current_rows(
     rows: Rows, dataset: npt.NDArray[Any], shard: npt.NDArray[Any], shards: Sequence[StoredShard]
 ) -> npt.NDArray[np.bool_]:
-    """Which rows have the highest generation of their sample.
+    """Which rows have the highest generation of their sample in their dataset. Raises as `Keys.current`."""
+    keys, current = Keys(rows.prompt_index, rows.sample_index, rows.generation), np.ones(len(dataset), np.bool_)
+    edges = [0, *(np.flatnonzero(np.diff(dataset)) + 1).tolist(), len(dataset)]
+    for start, end in pairwise(edges):
 
-    Raises DatasetError when a generation of a sample is in its dataset twice: a shard was copied.
-    """
-    order = np.lexsort((rows.generation, rows.sample_index, rows.prompt_index, dataset))
-    same_sample = np.ones(max(0, len(order) - 1), np.bool_)
-    for key in (rows.sample_index, rows.prompt_index, dataset):
-        same_sample &= np.diff(key[order]) == 0
-    repeated = np.flatnonzero(same_sample & (np.diff(rows.generation[order]) == 0))
-    if repeated.size:
-        one, other = (shards[shard[order[at]]] for at in (repeated[0], repeated[0] + 1))
-        raise DatasetError(f"{other.place}: holds samples that {one.name} holds too; remove one of the two copies")
-    current = np.ones(len(order), np.bool_)
-    current[order[:-1][same_sample]] = False  # a later generation of the same sample follows
+        def shard_of(row: int, start: int = start) -> StoredShard:
+            return shards[int(shard[start + row])]
+
+        current[start:end] = keys.take(slice(start, end)).current(shard_of)
     return current
 
 

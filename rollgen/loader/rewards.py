@@ -93,7 +93,7 @@ def with_rewards(index: Index, places: Sequence[Place], names: Sequence[str]) ->
             rewards = _read(stored, name, list(wanted.values()))
             assert rewards.scorer is not None  # or `_read` had refused
             scorers[name] = rewards.scorer
-            row = rewards.rows_of(keys.taken(members))
+            row = rewards.rows_of(keys.take(members))
             there = row >= 0
             checksum[members[there]] = rewards.tokens_crc32[row[there]]
             for each, column in wanted.items():

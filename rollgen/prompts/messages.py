@@ -164,3 +164,19 @@ def _joined(turn: dict[str, Any]) -> dict[str, Any]:
     if isinstance(turn["content"], str):
         return turn
     return turn | {"content": "\n".join(part["text"] for part in turn["content"])}
+
+
+def stored_messages(prompt: str | None) -> Messages | None:
+    """The messages that a stored prompt is the JSON text of, each with a role; None for any other prompt.
+
+    A row stores its prompt as it was given, raw text or messages as JSON text, and nothing says which: what can be read
+    as messages may be text all the same.
+    """
+    if prompt is None or not prompt.lstrip().startswith("["):
+        return None
+    try:
+        value = json.loads(prompt)
+    except (ValueError, RecursionError):  # text that begins with a bracket
+        return None
+    is_chat = isinstance(value, list) and bool(value) and all(isinstance(turn, dict) for turn in value)
+    return value if is_chat and all(isinstance(turn.get("role"), str) for turn in value) else None

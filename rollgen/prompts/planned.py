@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rollgen.format.keys import Keys
 from rollgen.format.manifest import read_manifest
 from rollgen.format.retries import RetryList, read_retries
 from rollgen.format.row_groups import RowGroupCache
@@ -30,46 +31,6 @@ if TYPE_CHECKING:
 
 _COMPARED: Final = ("prompt_id", "prompt_token_ids", "prompt", "metadata")
 _SAMPLING: Final = ("temperature", "top_p", "min_p", "top_k")
-
-
-class Keys(NamedTuple):
-    """Which sample each row holds."""
-
-    prompt_index: Int64Array
-    sample_index: npt.NDArray[np.int32]
-    generation: npt.NDArray[np.int32]
-
-    @classmethod
-    def of(cls, table: pa.Table) -> Keys:
-        """Of a table that has these columns."""
-        return cls(*(table[name].to_numpy() for name in cls._fields))
-
-    @classmethod
-    def joined(cls, parts: Sequence[Keys]) -> Keys:
-        """One after the other."""
-        none = cls(np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros(0, np.int32))
-        return cls(*(np.concatenate(column) for column in zip(none, *parts, strict=True)))
-
-    def take(self, places: npt.NDArray[Any]) -> Keys:
-        """Those at these places, or where bool [N] says so."""
-        return Keys(self.prompt_index[places], self.sample_index[places], self.generation[places])
-
-    def name(self, row: int) -> str:
-        """One of them in words."""
-        prompt, sample, generation = (column[row] for column in self)
-        return f"prompt {prompt}, sample {sample}" + (f", generation {generation}" if generation else "")
-
-    def order(self) -> Int64Array:
-        """int64 [N]: places in rising order of the keys, equal ones as they stand."""
-        order: Int64Array = np.lexsort((self.generation, self.sample_index, self.prompt_index))
-        return order
-
-    def steps(self) -> npt.NDArray[np.int64]:
-        """int64 [N - 1]: the sign of each key less the one before: 0 where a key is there twice in a row."""
-        step = np.zeros(max(len(self.prompt_index) - 1, 0), np.int64)
-        for column in self:  # compared, because differences of damaged numbers may overflow
-            step = np.where(step == 0, (column[1:] > column[:-1]).astype(np.int64) - (column[1:] < column[:-1]), step)
-        return step
 
 
 CHECKED: Final = (*Keys._fields, *_COMPARED, *_SAMPLING, "max_tokens", "seed")

@@ -19,6 +19,7 @@ import numpy as np
 from rollgen.errors import DatasetError
 from rollgen.format.commit import live_writers
 from rollgen.format.journal import RECORD_FILE, is_unfinished, list_shards, parse_shard_name
+from rollgen.format.keys import Keys
 from rollgen.format.manifest import PLANLESS, Manifest
 from rollgen.format.schema import (
     DATA_DIR,
@@ -29,7 +30,7 @@ from rollgen.format.schema import (
     RETRY_FILES,
     retry_file,
 )
-from rollgen.prompts.planned import Keys, Planned
+from rollgen.prompts.planned import Planned
 from rollgen.verify.files import CheckTable, ShardContent, check_bytes, check_content, check_counts, checking
 from rollgen.verify.findings import Finding, Findings, Kind
 from rollgen.verify.merged import StoredRuns

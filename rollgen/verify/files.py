@@ -19,10 +19,11 @@ import pyarrow.compute as pc
 
 from rollgen.errors import DatasetError
 from rollgen.format.journal import JournalLine, Totals, file_sha256, footer_sha256
+from rollgen.format.keys import Keys
 from rollgen.format.manifest import Manifest, Run
 from rollgen.format.reader import ShardReader, count_mask_ids, open_shard, read_row_group
 from rollgen.format.schema import FOOTER_CONFIG_DIGEST, FOOTER_TOKENIZER_VOCAB_SIZE, FOOTER_VOCAB_SIZE
-from rollgen.prompts.planned import Keys, Mismatch
+from rollgen.prompts.planned import Mismatch
 from rollgen.verify.extras import check_extras
 from rollgen.verify.findings import Findings
 from rollgen.verify.rows import Violation, check_rows

@@ -27,9 +27,9 @@ import numpy as np
 
 from rollgen.errors import DatasetError
 from rollgen.format.journal import JournalLine, Totals, file_sha256, footer_sha256
+from rollgen.format.keys import Keys
 from rollgen.format.manifest import Manifest
 from rollgen.format.schema import has_generation
-from rollgen.prompts.planned import Keys
 from rollgen.verify.files import CheckTable, check_content
 from rollgen.verify.findings import Findings
 from rollgen.verify.lines import JournalLines

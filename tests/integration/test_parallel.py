@@ -76,7 +76,9 @@ def test_replicas_and_the_death_of_one(rollgen: Any, tiny_model: Path, prompts: 
     stdout, stderr = running.communicate(timeout=240)
     assert running.returncode == 0, stderr
     summary = json.loads(stdout)
-    assert (summary["stored"], summary["owed"], summary["failed"], summary["restarts"]) == (PROMPTS * 8, 0, 0, 1), summary
+    assert (summary["stored"], summary["owed"], summary["failed"], summary["restarts"]) == (PROMPTS * 8, 0, 0, 1), (
+        summary
+    )
     assert len(keys(out)) == len(set(keys(out))) == PROMPTS * 8
     rollgen("verify", out)
     assert not any(engine.is_running() for engine in engines)

@@ -16,10 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollgen.format.columns import build_table
+from rollgen.format.keys import Keys
 from rollgen.format.retries import RetryList
 from rollgen.format.schema import shard_schema
 from rollgen.prompts.plan import Plan, PlanWriter
-from rollgen.prompts.planned import Keys, Planned, check_planless
+from rollgen.prompts.planned import Planned, check_planless
 from rollgen.rollouts import Completion, Prompt, Sampling, sample_seed
 from rollgen.verify.rows import Violation
 
@@ -255,22 +256,6 @@ def plan_of_module(tmp_path_factory: pytest.TempPathFactory) -> Planned:
     with PlanWriter(path) as writer:
         writer.write(prompts)
     return Planned(Plan(path), [retry_of(1, [(0, 1), (5, 2)], 9), retry_of(2, [(5, 2)], 9)])
-
-
-@given(keys_of_rows)
-def test_keys_are_ordered_like_tuples(rows: list[tuple[int, int, int]]) -> None:
-    """Rising order, equal ones as they stand; steps say how each compares with the one before."""
-    keys = as_keys(rows)
-    order = keys.order().tolist()
-    assert order == sorted(range(len(rows)), key=lambda row: (rows[row], row))
-    assert keys.steps().tolist() == [(a < b) - (a > b) for a, b in itertools.pairwise(rows)]
-
-
-def test_steps_between_the_ends_of_the_integers() -> None:
-    """The difference of the largest and the smallest number is beyond both types."""
-    rows = [(-(2**63), 0, 0), (2**63 - 1, -(2**31), 0), (2**63 - 1, 2**31 - 1, 0), (-(2**63), 0, 0)]
-    assert as_keys(rows).steps().tolist() == [1, 1, -1]
-    assert Keys.joined([]).steps().tolist() == []
 
 
 def test_without_a_plan_numbers_derive_from_ids(row: Callable[..., Completion]) -> None:

@@ -15,8 +15,8 @@ import pytest
 from models.spoilt import Spoil, as_directory, as_file, not_utf8, with_text
 
 from rollgen.format.journal import JournalLine, Totals, list_shards
+from rollgen.format.keys import Keys
 from rollgen.format.manifest import Manifest, read_manifest
-from rollgen.prompts.planned import Keys
 from rollgen.verify.dataset import verify_dataset
 from rollgen.verify.files import ShardContent, check_bytes, check_content, check_counts
 from rollgen.verify.findings import Findings

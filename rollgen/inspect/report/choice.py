@@ -49,7 +49,7 @@ def choose(dataset: StoredDataset, *, most: int, tokens: int, longest: int) -> C
     """
     groups, counts, table = _read(dataset)
     shards = dataset.shards
-    rows = np.flatnonzero(read_rows(shards).is_current(shards)) if dataset.manifest.retries else np.arange(len(table))
+    rows = np.flatnonzero(read_rows(shards).current()) if dataset.manifest.retries else np.arange(len(table))
     order = rows[in_turn(_codes(table["finish_reason"])[rows], np.random.default_rng(SEED))][:most]
     lengths = np.minimum(table["response_length"].to_numpy()[order].astype(np.int64), longest)
     fitting = order[: max(1, int((lengths.cumsum() <= tokens).sum()))].tolist()

@@ -23,10 +23,11 @@ from rollgen.format.keys import Keys
 from rollgen.format.ragged import Ragged
 from rollgen.format.rewards import REWARD, reward_names, rewards_in_force, token_checksums
 from rollgen.inert import plain, shorten
-from rollgen.inspect.chat import text_of, turns_of
+from rollgen.inspect.chat import text_of
 from rollgen.inspect.report.choice import choose
 from rollgen.inspect.sample import read_completions
 from rollgen.inspect.terminal import number
+from rollgen.prompts.messages import stored_messages
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -236,7 +237,7 @@ def turns(completion: Completion, decoder: Decoder) -> Iterator[tuple[str, str]]
 
 def _chat(completion: Completion, prompt: str, decoder: Decoder) -> list[dict[str, Any]] | None:
     """The turns of a prompt that was messages: the model was not shown their JSON text. None for any other."""
-    chat = turns_of(prompt)
+    chat = stored_messages(prompt)
     if chat is None or not decoder.has_tokenizer:
         return chat
     return None if prompt.strip() in decoder.text(completion.prompt_token_ids.tolist()) else chat
