@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 
 from rollgen.config import digest
 from rollgen.format.commit import WriterSlot
@@ -32,10 +33,21 @@ from rollgen.rollouts import Completion, Prompt, Sampling, WeightVersions, sampl
 if TYPE_CHECKING:
     from models.runs import Runs
 
+# How long an example takes is the machine's: by default 0.2 s are too long.
+settings.register_profile("rollgen", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("rollgen")
+
 VOCAB_SIZE = 512
 TIME = "2026-01-02T03:04:05+00:00"
 UNTRUNCATED = Sampling(top_k=0)
 EXPERTS = RoutedExperts(layers=3, top_k=2, experts=8)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests with real vLLM load models several times, which takes a minute on a busy machine."""
+    for item in items:
+        if item.get_closest_marker("vllm") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(900))
 
 
 @pytest.fixture(scope="session")
@@ -98,7 +110,8 @@ def runs(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> R
     from models.runs import Runs
 
     # A dead engine is not taken for the first sign of Ctrl-C: no waiting for the signal.
-    monkeypatch.setattr("rollgen.loop.stop.SIGNAL_GRACE_SECONDS", 0.01)
+    for module in ("stop", "engines"):  # both have the name
+        monkeypatch.setattr(f"rollgen.loop.{module}.SIGNAL_GRACE_SECONDS", 0.01)
     runs = Runs(tmp_path, tiny_model)
     runs.write_prompts(5)
     return runs

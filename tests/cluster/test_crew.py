@@ -102,7 +102,7 @@ class Deserting(Recorder):
 def test_a_cluster_that_is_lost(ray_runs: Any) -> None:
     """As its head, or this node, is: told in one line, with what to do."""
     with pytest.raises(EngineError) as caught:
-        ray_runs("slow", commit_interval=0.2, reporter=Deserting())
+        ray_runs("slow", n=12, commit_interval=0.2, reporter=Deserting())
     assert str(caught.value) == (
         "Ray ended the job: its head, or its part on this node, does not answer any more; finished samples are stored, "
         "continue with --resume"

@@ -21,8 +21,11 @@ MakeEngine = Callable[..., HttpEngine]
 MakeRequest = Callable[..., SampleRequest]
 
 
-def test_blip(server: FakeServer, make_engine: MakeEngine, make_request: MakeRequest) -> None:
-    """A server that is back within a second: everyone waits, nobody hears of it."""
+def test_blip(
+    server: FakeServer, make_engine: MakeEngine, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that is soon back: everyone waits, nobody hears of it."""
+    monkeypatch.setattr("rollgen.engines.availability.BRIDGE_SECONDS", 60.0)
     engine = make_engine()
     requests = [make_request(number) for number in range(3)]
     server.run_faults = [waits(30)] * 3
@@ -77,9 +80,14 @@ def test_start_gives_up(server: FakeServer, make_engine: MakeEngine) -> None:
 
 @pytest.mark.parametrize("change", [{"model": "other"}, {"masks": False}, {"version": "0.99"}], ids=str)
 def test_back_as_another(
-    server: FakeServer, make_engine: MakeEngine, make_request: MakeRequest, change: dict[str, Any]
+    server: FakeServer,
+    make_engine: MakeEngine,
+    make_request: MakeRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    change: dict[str, Any],
 ) -> None:
     """Whether it was gone for long or not: no restart of the engine would help."""
+    monkeypatch.setattr("rollgen.engines.availability.BRIDGE_SECONDS", 60.0)
     engine = make_engine()
 
     async def replace(seconds: float) -> None:
@@ -190,7 +198,7 @@ def test_a_blip_while_others_are_in_flight(
 def test_answers_share_a_look(
     server: FakeServer, make_engine: MakeEngine, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """40 answers within 0.3 s: no more than one look each 0.1 s, and one when it starts."""
+    """40 answers: no more than one look each 0.1 s, however long they take, and one when it starts."""
     monkeypatch.setattr("rollgen.engines.availability.CONFIRM_SECONDS", 0.1)
     engine = make_engine()
 
@@ -198,8 +206,9 @@ def test_answers_share_a_look(
         server.looks.clear()
         await asyncio.gather(*(engine.sample(make_request(number)) for number in range(40)))
 
+    started = time.monotonic()
     drive(engine, many)
-    assert 1 <= server.looks["/v1/models"] <= 10
+    assert 1 <= server.looks["/v1/models"] <= 2 + (time.monotonic() - started) / 0.1
 
 
 def test_a_look_that_fails_is_heard_of(
@@ -255,11 +264,14 @@ def test_sick_but_for_probes(server: FakeServer, make_engine: MakeEngine, make_r
         drive(engine, sicken)
 
 
-def test_a_gateway_without_a_server(server: FakeServer, make_engine: MakeEngine, make_request: MakeRequest) -> None:
+def test_a_gateway_without_a_server(
+    server: FakeServer, make_engine: MakeEngine, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What it answers itself is no other server's word: away for a while, dead after that, and waited for."""
     engine = make_engine()
     nothing = {"/health": (404, ""), "/v1/models": (502, "<h1>Bad Gateway</h1>"), "/version": (404, "")}
     no_route = answers(404, {"detail": "Not Found"})
+    monkeypatch.setattr("rollgen.engines.availability.BRIDGE_SECONDS", 60.0)
 
     async def away() -> Completion:
         server.always, server.pages = no_route, dict(nothing)
@@ -270,6 +282,7 @@ def test_a_gateway_without_a_server(server: FakeServer, make_engine: MakeEngine,
         assert not sampling.done()
         server.pages = {}
         check(await sampling, make_request())
+        monkeypatch.setattr("rollgen.engines.availability.BRIDGE_SECONDS", 0.2)
         server.always, server.pages = no_route, nothing
         with pytest.raises(EngineError, match="does not work: it answers /health with 404") as caught:
             await engine.sample(make_request())
@@ -309,4 +322,4 @@ def test_a_probe_that_nobody_waits_for(server: FakeServer, make_engine: MakeEngi
     started = time.monotonic()
     with pytest.raises(EngineError, match="interrupted while a server was waited for"):
         make_engine(given_up=lambda: time.monotonic() - started > 0.1)
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 30

@@ -240,7 +240,12 @@ def test_window(server: FakeServer, make_engine: MakeEngine, make_request: MakeR
     engine = make_engine(max_num_seqs=8)
     assert engine.window == 12
     assert make_engine().window == 384
-    server.run_faults = [waits(0.3)] * 12
+
+    async def until_all_are_there(request: Any) -> None:
+        while server.most_in_flight < 12:
+            await asyncio.sleep(0.01)
+
+    server.run_faults = [until_all_are_there] * 12
 
     async def full() -> None:
         await asyncio.gather(*(engine.sample(make_request(number)) for number in range(12)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -247,7 +248,7 @@ def test_given_up_together(server: FakeServer) -> None:
         started = time.monotonic()
         with pytest.raises(EngineError, match="interrupted while a server was waited for"):
             connect(make_config([server, second]), **COMMON, given_up=stopping.get)
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < 30
     stopping.reset(token)
 
 
@@ -279,14 +280,17 @@ def test_alike(server: FakeServer, make_engine: MakeEngine) -> None:
 
 
 def test_probed_at_the_same_time(server: FakeServer) -> None:
-    """Three servers that take a second each for the first answer take no three; they keep their order."""
+    """Three servers none of which answers before all are asked; they keep their order."""
     with FakeServer() as second, FakeServer() as third:
         servers = [server, second, third]
+
+        async def until_all_are_asked(request: object) -> None:
+            while not all(each.seen for each in servers):
+                await asyncio.sleep(0.01)
+
         for each in servers:
-            each.faults = [waits(1)]
-        started = time.monotonic()
+            each.faults = [until_all_are_asked]
         engines = connect(make_config(servers), **COMMON)
-        assert time.monotonic() - started < 2.5
         assert [str(engine.address) for engine in engines] == [each.url for each in servers]
         third.scale_out = False
         with pytest.raises(UsageError, match=f"{third.url}: .*--enable-scale-out"):

@@ -30,11 +30,15 @@ MADE = 5
 def start_sampling(life: Life, out: Path, **faults: object) -> Running:
     """Started, and MADE samples later; nothing is committed before the end."""
     running = life.generate(out, "--n", 2, hang_after=MADE, **faults)
-    while not any("phase: generate" in log.read_text() for log in out.glob("logs/*.log")):
+    wait_for_word(running, "all hang")
+    return running
+
+
+def wait_for_word(running: Running, word: str) -> None:
+    """Until it has said so on standard error."""
+    while word not in running.output[1]:
         assert running.alive, running.wait()
         time.sleep(0.01)
-    time.sleep(0.5)
-    return running
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -60,10 +64,9 @@ def test_the_second_signal_ends_at_once(life: Life, program: Program, tmp_path: 
     out = tmp_path / "out"
     running = start_sampling(life, out, stubborn=True)
     running.signal_group(number)
-    time.sleep(0.3)
-    assert running.alive
+    wait_for_word(running, "cancelled")  # two of a kind that come together are one
     running.signal_group(number)
-    assert running.wait(5).code == 128 + number
+    assert running.wait(30).code == 128 + number
     assert read_rows(out) == {}
     program("verify", out)
     assert life.generate(out, "--n", 2, "--resume").wait().code == 0
@@ -78,8 +81,10 @@ def test_the_engine_is_killed_twice(life: Life, program: Program, tmp_path: Path
     for death in range(2):
         while sum(journal.read_text().count("\n") for journal in out.glob("journal/w0.jsonl")) <= death:
             assert running.alive, running.wait()
+            time.sleep(0.01)
         while subprocess.run(["pkill", "-KILL", "-P", str(running.pid)], check=False).returncode:
             assert running.alive
+            time.sleep(0.01)
         while sum(log.read_text().count("starting it again") for log in out.glob("logs/*.log")) == death:
             assert running.alive, running.wait()
             time.sleep(0.01)

@@ -33,7 +33,7 @@ class Command:
     def __call__(self, *arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
         """Run to the end and check the exit code."""
         process = self.start(*arguments)
-        stdout, stderr = process.communicate(timeout=240)
+        stdout, stderr = process.communicate(timeout=600)
         assert process.returncode == code, f"exit {process.returncode}\n{stdout}\n{stderr}"
         return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
@@ -58,8 +58,8 @@ class Command:
         return [int(line.split()[0]) for line in listing.stdout.splitlines() if not line.split()[1].startswith("Z")]
 
     def wait_until_gone(self, process: subprocess.Popen[str]) -> str:
-        """Until no process of that command is left, 30 s at most. What it wrote to stderr."""
-        deadline = time.monotonic() + 30
+        """Until no process of that command is left, 180 s at most: one that loads imports vLLM first. Its stderr."""
+        deadline = time.monotonic() + 180
         while members := self.members(process):
             assert time.monotonic() < deadline, members
             time.sleep(0.1)

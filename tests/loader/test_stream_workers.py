@@ -305,7 +305,6 @@ distributed.destroy_process_group()
 '''
 
 
-@pytest.mark.timeout(120)
 def test_torchrun(tmp_path: Path, dataset: Path, expected: list[Batches]) -> None:
     """Ranks from torch.distributed: all batches, in step, with one state; streams made too early, or unlike, say so."""
     script = tmp_path / "rank.py"

@@ -132,7 +132,7 @@ def test_a_slow_engine_is_not_stalled(runs: Runs) -> None:
     async def slow(request: SampleRequest) -> None:
         await asyncio.sleep(0.1)
 
-    assert runs(FakeEngine(before=slow, window=1), stall_timeout=0.5).restarts == 0
+    assert runs(FakeEngine(before=slow, window=1), stall_timeout=0.9).restarts == 0
 
 
 @pytest.mark.parametrize(("setting", "allowed"), [({}, 20), ({"max_failures": 3}, 3), ({"max_failures": 0}, 0)])

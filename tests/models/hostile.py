@@ -33,7 +33,7 @@ from rollgen.loader.stream import RolloutStream
 from rollgen.verify.dataset import verify_dataset
 
 MEMORY_BYTES: Final = 4 << 30
-SECONDS: Final = 20
+SECONDS: Final = 120
 """For all readers of one directory: far more than they need, far less than a pipe or a device would take."""
 
 

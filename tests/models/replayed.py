@@ -123,9 +123,13 @@ class ReplayedEngine:
         """Raises EngineError when the engine's process is dead."""
         self._asked += 1
         hangs = self._faults.hang_after is not None and self._asked > self._faults.hang_after
+        if hangs and self._asked == self._faults.hang_after + self.window:
+            print("all hang", file=sys.stderr, flush=True)  # those before them are with the writer
         try:
             await asyncio.sleep(math.inf if hangs else float(np.random.default_rng().exponential(self._faults.delay)))
         finally:
+            if self._faults.stubborn and asyncio.current_task().cancelling():
+                print("cancelled", file=sys.stderr, flush=True)
             while self._faults.stubborn and asyncio.current_task().cancelling():
                 await asyncio.sleep(0.01)
         if self._process is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -14,16 +15,22 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-START_SECONDS = 150
+START_SECONDS = 600
 STOP_SECONDS = 20
+
+
+def _free_port() -> int:
+    """One that nobody is given by the system meanwhile, nor by Ray: until the server has it takes many seconds."""
+    while True:
+        with suppress(OSError), socket.create_server(("127.0.0.1", random.randrange(20_000, 32_000))) as free:
+            return int(free.getsockname()[1])
 
 
 class VllmServer:
     """vLLM's server with a tiny model in float32. Keeps its port when it is started again."""
 
     def __init__(self, model: Path, scratch: Path, flags: Sequence[str], environment: Mapping[str, str]) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        self.port = _free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._log = scratch / f"{self.port}.log"
         own = {"TMPDIR": str(scratch), "VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
@@ -78,13 +85,13 @@ class VllmServer:
         return self._metric("vllm:generation_tokens_total")
 
     def _metric(self, name: str) -> int:
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=5) as answer:
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=60) as answer:
             lines = answer.read().decode().splitlines()
         return sum(int(float(line.split()[-1])) for line in lines if line.startswith(name + "{"))
 
     def _is_healthy(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self.url}/health", timeout=5) as answer:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=60) as answer:
                 return answer.status == 200
         except (urllib.error.URLError, OSError):
             return False

@@ -90,8 +90,8 @@ def test_it_beats(store: ObjectStore, held: Lease) -> None:
     """The object changes by itself, and says what its holder wants."""
     held.say(Holder(Part(1, 4), "attempt", "another plan"))
     before = Sign.parse(store.read(LOCK, 4096))
-    time.sleep(0.3)
-    after = Sign.parse(store.read(LOCK, 4096))
+    while (after := Sign.parse(store.read(LOCK, 4096))).beat == before.beat:
+        time.sleep(0.01)
     assert after.holder.plan_sha256 == "another plan"
     assert (after.nonce, after.beat > before.beat) == (before.nonce, True)
 
@@ -172,8 +172,8 @@ def test_it_beats_on_after_an_error(store: ObjectStore, held: Lease, monkeypatch
         patched.setattr(ObjectStore, "replace", replace)
         time.sleep(0.25)
     before = Sign.parse(store.read(LOCK, 4096))
-    time.sleep(0.25)
-    assert Sign.parse(store.read(LOCK, 4096)).beat > before.beat
+    while Sign.parse(store.read(LOCK, 4096)).beat == before.beat:
+        time.sleep(0.01)
 
 
 def test_a_storage_that_does_not_create_exclusively(notes: list[str]) -> None:
@@ -306,7 +306,11 @@ def test_waiting_for_a_turn(store: ObjectStore, held: Lease, notes: list[str]) -
     import threading
 
     other = Lease(store, LOCK, HOLDER, Watch(store))
-    threading.Timer(0.3, held.release).start()
-    assert other.acquire(notes.append, wait=True) is State.GONE
+
+    def note(told: str) -> None:
+        notes.append(told)
+        threading.Thread(target=held.release).start()
+
+    assert other.acquire(note, wait=True) is State.GONE
     assert "waiting for another writer" in notes[0]
     other.release()

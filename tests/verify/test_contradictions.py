@@ -145,7 +145,7 @@ def test_a_live_replacement_is_waited_for(directory: Path) -> None:
     (directory / RECORD).write_text("{}")
     assert [kind for kind, _ in said(directory)] == ["replacement"]
     with WriterSlot(directory, "other", afresh=True):
-        threading.Timer(0.3, (directory / RECORD).unlink).start()
         start = time.monotonic()
+        threading.Timer(0.3, (directory / RECORD).unlink).start()
         assert verify_dataset(directory).is_clean
         assert time.monotonic() - start > 0.2
