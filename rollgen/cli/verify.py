@@ -56,12 +56,10 @@ def verify(
         recomputation = again.recompute(
             directory, recompute, limit=64 if limit is None else limit or None, device=device
         )
-        problem, recomputed = recomputation.problem(), recomputation.to_json()
-        outcome = outcome.with_problem("recompute", problem)
+        recomputed = recomputation.to_json()
+        outcome = outcome.with_problem("recompute", recomputation.problem())
         if not as_json:
-            typer.echo(
-                "\n".join(map(brief, [*again.describe(recomputation), *([f"wrong: {problem}"] if problem else [])]))
-            )
+            typer.echo("\n".join(map(brief, again.describe(recomputation))))
     if as_json:
         typer.echo(json.dumps(outcome.to_json() | {"recompute": recomputed}, indent=2))
     if recompute is not None and recomputed is None:

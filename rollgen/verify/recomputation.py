@@ -241,18 +241,36 @@ class Recomputation:
                 "marked as not replayable"
             )
 
+    def verdict(self) -> str:
+        """What the figures mean, in a line."""
+        if not self.same_checkpoint:
+            return (
+                "its fingerprint is another, so the figures are how far apart two policies are, and prove nothing; "
+                "of a Hugging Face model give the id, a local copy has a fingerprint of its own"
+            )
+        if (problem := self.problem()) is not None:
+            return f"wrong: {problem}"
+        figures = ", ".join(f"{name} is {value:.1e} of at most {bound:.1e}" for name, value, bound in self._bounds())
+        return f"it replays: {figures}, which rounding explains"
+
     def _drift_problems(self) -> Iterator[str]:
+        for name, value, bound in self._bounds():
+            if not value <= bound:  # or no number
+                yield f"{name} is {value:.2e} with masks, where rounding explains {bound:.1e}"
+
+    def _bounds(self) -> Iterator[tuple[str, float, float]]:
+        """What is looked at, its value, and what rounding and chance may make of it."""
         drift, floor, scale = self.with_masks, self.noise_floor, 1 / min(1.0, self.lowest_temperature)
         few, largest = 0.0, DELTA_BOUND * scale
         if floor is not None:
             noise = LARGEST_FACTOR * max(floor.max_abs, self.step / self.lowest_temperature)
             few, largest = noise / self.tokens, noise + NOISE_SLACK * scale
         ratio = ERRORS * drift.standard_error + RATIO_SLACK * scale + few
-        yield from _excess("|mean ratio - 1|", abs(drift.mean_ratio - 1), ratio)
+        yield "|mean ratio - 1|", abs(drift.mean_ratio - 1), ratio
         if floor is not None:
             mean = NOISE_FACTOR * floor.mean_abs + NOISE_SLACK * scale + few
-            yield from _excess("the mean |delta|", drift.mean_abs, mean)
-        yield from _excess("the largest |delta|", drift.max_abs, largest)
+            yield "the mean |delta|", drift.mean_abs, mean
+        yield "the largest |delta|", drift.max_abs, largest
 
     def to_json(self) -> dict[str, Any]:
         """Figures by name, flat but for the noise floor, the temperature and the supports."""
@@ -284,12 +302,6 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _excess(name: str, value: float, bound: float) -> Iterator[str]:
-    """A text when the value is beyond its bound, or no number."""
-    if not value <= bound:
-        yield f"{name} is {value:.2e} with masks, where rounding explains {bound:.1e}"
-
-
 def describe(recomputation: Recomputation) -> list[str]:
     """A few lines for a terminal. The name of the model is as given."""
     run, floor = recomputation, recomputation.noise_floor
@@ -310,13 +322,7 @@ def describe(recomputation: Recomputation) -> list[str]:
             f"noise floor of {run.dtype}: |delta| of this model against itself in float32 is {floor.mean_abs:.2e} on "
             f"average, {floor.max_abs:.2e} at most, {floor.share_outside:.1%} of ratios outside; no replay is closer"
         )
-    lines += [_temperature_line(run.temperature), _supports_line(run)]
-    if not run.same_checkpoint:
-        lines.append(
-            "its fingerprint is another, so the figures are how far apart two policies are, and prove nothing; "
-            "of a Hugging Face model give the id, a local copy has a fingerprint of its own"
-        )
-    return lines
+    return [*lines, _temperature_line(run.temperature), _supports_line(run), run.verdict()]
 
 
 def _table(run: Recomputation) -> list[str]:

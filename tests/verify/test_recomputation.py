@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -188,13 +189,26 @@ def test_text_fits_a_terminal() -> None:
     assert "estimated at the sampled tokens" in lines[7]
     assert lines[8].startswith("noise floor of bfloat16: |delta| of this model against itself in float32 is 2.75e-02")
     assert max(map(len, lines[1:7])) <= 80
-    assert lines[9:] == [
+    assert lines[9:11] == [
         "temperature, sampled / stored: 1.060 ± 0.030 by the tokens (z -2.0), 1.0016 ± 0.0023 by the log-probabilities",
         "supports against the model's logits: 2,304 judged, 1 off by more than 0.25 logits, the worst by 0.27",
     ]
     assert len(describe(made())) == len(lines) - 1
     assert describe(made(unreplayable=9))[1].startswith("NOT COMPARED: 9 of 73 samples")
-    assert describe(made(supports=None, temperature=None))[-2:] == [
+    assert describe(made(supports=None, temperature=None))[-3:-1] == [
         "temperature: no token had a choice that would show it",
         "supports: not judged, nothing was truncated",
     ]
+
+
+def test_the_last_line_is_the_verdict() -> None:
+    """What was found beside what rounding explains, or what is wrong, or that nothing is proved."""
+    assert describe(made())[-1].startswith("it replays: |mean ratio - 1| is 2.0e-08 of at most ")
+    assert re.fullmatch(
+        r"it replays: \|mean ratio - 1\| is .* of at most .*, the mean \|delta\| is .* of at most .*, "
+        r"the largest \|delta\| is .* of at most .*, which rounding explains",
+        made(noise_floor=FLOOR).verdict(),
+    )
+    wrong = made(with_masks=BIASED)
+    assert wrong.verdict() == f"wrong: {wrong.problem()}"
+    assert made(same_checkpoint=False).verdict().endswith("a local copy has a fingerprint of its own")
