@@ -1,6 +1,6 @@
 # make demo    everything from nothing: environment, embedded model, real rollouts, a look at them
 # make test    the test suite, with real vLLM in it
-# make check   ruff, mypy --strict, import-linter, docs/cli.md
+# make check   ruff, mypy --strict, import-linter, pages of docs/ that are made
 # make bench   benchmarks (tests/benchmarks)
 # make soak    fault tests at length: hundreds of kills, a thousand flipped bits (tests/soak); OPTIONS="--kills 1000"
 # make native-gpu   on a CUDA device with vLLM: proof that its sampling masks are exact, and their speed (tests/native);
@@ -43,28 +43,32 @@ demo: venv model
 	$(BIN)/rollgen generate examples/prompts.jsonl --model $(MODEL) --dtype float32 --out demo-rollouts --clean \
 		--temperature 0.8 --top-k 50 --top-p 0.9 --n 2 --max-tokens 96 --max-model-len 1024
 	$(BIN)/rollgen inspect demo-rollouts
+	@printf '\nWhat next:\n'
+	@echo '  $(BIN)/rollgen inspect demo-rollouts --html demo.html   # a page to look at it'
+	@echo '  $(BIN)/python examples/02_train_step.py demo-rollouts   # a training step on it'
+	@echo '  docs/tutorial.md                                      # from prompts to trained steps'
 
-# One thread an engine: on few cores threads that spin for each other take several times as long. Half of their time
-# tests wait for something, so there are more processes than cores. Files stay together, as far as the end allows it: they
-# share what they set up.
+# One thread an engine: on few cores threads that spin for each other take several times as long. Tests wait for something
+# half of their time, so there are more processes than cores: two for tests with vLLM, which are in two chains
+# (tests/models/schedule.py), and some for all others. What vLLM compiles for this CPU is compiled once.
 test: export OMP_NUM_THREADS := 1
 test: export VLLM_CPU_OMP_THREADS_BIND := nobind
-test: PROCESSES := $(shell cores=$$(nproc); echo $$((cores < 5 ? (3 * cores + 1) / 2 : 8)))
+test: export TORCHINDUCTOR_CACHE_DIR := $(CURDIR)/.cache/torchinductor
+test: PROCESSES := $(shell cores=$$(nproc); echo $$((cores < 6 ? cores + 2 : 8)))
 test: venv model
-	$(BIN)/python -m pytest -m "not vllm" --numprocesses $(PROCESSES) --dist worksteal
-	$(BIN)/python -m pytest -m vllm --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 check: venv
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
-	$(BIN)/python docs/make_cli.py --check
+	$(BIN)/python docs/make_pages.py --check
 
 format: venv
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/python docs/make_cli.py
+	$(BIN)/python docs/make_pages.py
 
 bench: venv model $(BENCH_PACKAGES)
 	$(BIN)/python -m tests.benchmarks

@@ -20,7 +20,7 @@ from rollgen.loop import run
 from rollgen.loop.place import Place
 from rollgen.loop.report import Phase, Reporter, RunStats
 from rollgen.preflight import Preflight
-from rollgen.remote.objects import is_url
+from rollgen.remote.objects import local_path
 from rollgen.rollout_writer import Prompts, prompt_inputs
 
 _LOG = logging.getLogger("rollgen")
@@ -86,20 +86,9 @@ def merge(
     """
     if isinstance(datasets, str | Path):
         raise UsageError(f"{datasets}: is one dataset; give a list of two or more")
-    for place in (*datasets, out):
-        if is_url(place):
-            raise UsageError(f"{place}: merge reads and writes directories; copy the dataset, and give the copy")
-    merged = make_merged(
-        [Path(dataset) for dataset in datasets],
-        Path(out),
-        names=names,
-        drop=drop,
-        shard_tokens=shard_tokens,
-        clean=clean,
-        dry_run=dry_run,
-    )
+    merged = make_merged(datasets, out, names=names, drop=drop, shard_tokens=shard_tokens, clean=clean, dry_run=dry_run)
     if not dry_run:
-        write_card(Path(out))
+        write_card(local_path(out))
     return merged
 
 

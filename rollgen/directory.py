@@ -6,6 +6,7 @@ file in the format is removed as one: a directory in its place is somebody's, an
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from enum import Enum
@@ -53,6 +54,17 @@ def inspect_directory(directory: Path) -> Holds:
         return Holds.SHARDS
     only_ours = all(name.startswith(".tmp-") or any(fnmatch(name, own) for own in OWN_PLACES) for name in names)
     return Holds.NOTHING if only_ours and not _foreign_data(directory) else Holds.FOREIGN
+
+
+def inside_dataset(path: Path) -> Path | None:
+    """The nearest directory above `path`, links followed, that is a dataset; None where there is none.
+
+    What has no place in a dataset is written elsewhere: a copy of it would take that along, and `--clean` leave it.
+    """
+    for parent in Path(os.path.realpath(path)).parents:
+        if os.path.lexists(parent / MANIFEST_FILE):
+            return parent
+    return None
 
 
 def check_start(directory: Path, holds: Holds, *, resume: bool, clean: bool) -> None:

@@ -219,7 +219,7 @@ def identity_of(config: RunConfig, model: ModelInfo, *, capture: str, dtype: str
 def continue_run(preflight: Preflight, directory: Path) -> Preflight:
     """The preflight of a command that continues the run in `directory`. Raises ResumeRefused when it would not."""
     stored = read_manifest(directory)
-    if stored.identity.get(PLANLESS) is not None:
+    if stored.is_planless:
         raise ResumeRefused(f"{directory}: has no plan: its prompts came one by one; open it without prompts")
     wanted = preflight.capture_wanted
     capture = stored.capture if wanted == "auto" and stored.capture != "none" else wanted
@@ -327,7 +327,7 @@ def establish_planless(config: RunConfig, model: ModelInfo, engine: SampledBy, s
         return _create(directory, model, _new_manifest(config, model, engine, identity, now, attempt))
     stored = read_manifest(directory)
     _refuse_merged(stored, directory)
-    if PLANLESS not in stored.identity:
+    if not stored.is_planless:
         raise ResumeRefused(f"{directory}: has a plan; give the prompts that it was planned with")
     check_identity(stored, identity)
     _check_extras(stored, engine)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 FINISH_REASONS = ("stop", "length", "repetition")
 """The finish reasons that are stored. An aborted or failed completion is never stored: it is owed again."""
+REWARD = "reward"
+"""What a scoring function gives each sample: its name in a mapping, and as a column; further ones are the scorer's."""
 LARGEST_REWARD = 3.4028234663852886e38
 """The largest float32, the largest magnitude of a reward: trainers compute in float32."""
 OVERHEAD_BYTES = 2048

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
+from models.schedule import Schedule, place_of
 
 from rollgen.config import digest
 from rollgen.format.commit import WriterSlot
@@ -44,10 +45,17 @@ EXPERTS = RoutedExperts(layers=3, top_k=2, experts=8)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests with real vLLM load models several times, which takes a minute on a busy machine."""
+    """In the order of `models.schedule`. Tests with vLLM load models several times, a minute each on a busy machine."""
+    items.sort(key=lambda item: place_of(item.nodeid))
     for item in items:
         if item.get_closest_marker("vllm") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(900))
+
+
+@pytest.hookimpl(optionalhook=True)  # of xdist
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Schedule | None:
+    """`models.schedule` is what loadfile means here."""
+    return Schedule(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.fixture(scope="session")

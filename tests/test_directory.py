@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rollgen.directory import Holds, check_start, clean_directory, inspect_directory, remove_frame
+from rollgen.directory import Holds, check_start, clean_directory, inside_dataset, inspect_directory, remove_frame
 from rollgen.errors import ResumeRefused, UsageError
 from rollgen.format.commit import Part, WriterSlot
 from rollgen.format.layout import CARD_FILE
@@ -195,3 +195,13 @@ def test_an_empty_frame_is_taken_away(tmp_path: Path) -> None:
         (directory / "notes.txt").unlink()
         remove_frame(slot)
         assert not directory.exists()
+
+
+def test_what_is_inside_a_dataset(tmp_path: Path) -> None:
+    """At any depth, by a link too; a dataset itself, or what stands beside it, is not."""
+    directory = lay_out(tmp_path / "run", "rollgen.json", "data/")
+    (tmp_path / "link").symlink_to(directory / "data")
+    for path in ("run/new", "run/data/a/new", "link/new"):
+        assert inside_dataset(tmp_path / path) == directory
+    assert inside_dataset(directory) is None
+    assert inside_dataset(tmp_path / "new") is None

@@ -35,7 +35,7 @@ def test_every_public_name_is_documented() -> None:
 def test_generate_is_a_function_always() -> None:
     """No module of that name gets in its way, whatever is imported first."""
     code = "import rollgen.cli.generate, rollgen.loop.run, rollgen.api, rollgen; print(rollgen.generate.__module__)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=180)
     assert done.stdout == "rollgen.api\n"
 
 
@@ -54,7 +54,7 @@ def test_unknown_name_is_an_attribute_error() -> None:
 def loaded_by(code: str) -> set[str]:
     """Which of the heavy packages a fresh interpreter has loaded after `code`."""
     report = f"{code}\nimport sys\nprint(*(name for name in {HEAVY!r} if name in sys.modules))"
-    done = subprocess.run([sys.executable, "-c", report], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", report], capture_output=True, text=True, check=True, timeout=180)
     return set(done.stdout.split())
 
 

@@ -29,19 +29,20 @@ def export(
             show_default=False,
         ),
     ],
-    out: Annotated[Path, typer.Option("--out", help="Directory to make.", metavar="PATH", show_default=False)],
+    out: Annotated[str, typer.Option("--out", help="Directory to make.", metavar="PATH", show_default=False)],
     reward: Annotated[
         str | None,
         typer.Option(help="Stored reward, made by `rollgen score`.", metavar="NAME", show_default=False),
     ] = None,
     advantages: Annotated[
-        Literal["mean", "mean_std", "leave_one_out"],
+        Literal["mean", "mean_std", "leave_one_out"] | None,
         typer.Option(
-            help="How that reward becomes advantages, in each group of samples of a prompt. [mean]",
+            help="How that reward becomes advantages, in each group of samples of a prompt; for trainers that do not "
+            "make their own. [mean]",
             metavar="mean|mean_std|leave_one_out",
             show_default=False,
         ),
-    ] = "mean",
+    ] = None,
     option: Annotated[
         list[str] | None,
         typer.Option(
@@ -59,7 +60,7 @@ def export(
     ] = False,
     allow_incomplete: Annotated[
         bool,
-        typer.Option("--allow-incomplete", help="Make advantages of groups of which some samples are yet to be made."),
+        typer.Option("--allow-incomplete", help="Train on groups of which some samples are yet to be made."),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> int:
@@ -102,7 +103,7 @@ def _parse_options(pairs: list[str]) -> dict[str, Any]:
     return options
 
 
-def _describe(done: Exported, out: Path) -> str:
+def _describe(done: Exported, out: str) -> str:
     from rich import filesize
 
     from rollgen.inert import plain
@@ -110,14 +111,12 @@ def _describe(done: Exported, out: Path) -> str:
 
     written = f"{counted(done.files, 'file')}, {filesize.decimal(done.bytes)}"
     lines = [
-        f"{plain(str(out))}: {counted(done.samples, 'sample')} of {counted(done.prompts, 'prompt')}, "
+        f"{plain(out)}: {counted(done.samples, 'sample')} of {counted(done.prompts, 'prompt')}, "
         f"{counted(done.tokens, 'token')}, {written}, for {done.trainer} ({done.follows})"
     ]
-    if done.owed:
-        lines.append(
-            f"owed: {counted(done.owed, 'sample')} of the plan, not stored; `rollgen generate --resume` makes them"
-        )
-    for count in sorted(set(done.lost.values()), reverse=True):
-        names = ", ".join(name for name, samples in done.lost.items() if samples == count)
-        lines.append(f"lost of {counted(count, 'sample')}: {names}")
+    counts = sorted(set(done.lost.values()), reverse=True)
+    names = {count: ", ".join(name for name, samples in done.lost.items() if samples == count) for count in counts}
+    if names:
+        listed = "; ".join(f"{names[count]} ({counted(count, 'sample')})" for count in counts)
+        lines.append(f"not taken along: {listed}")
     return "\n".join([*lines, *map(plain, done.advice)])

@@ -63,11 +63,12 @@ def _inspect_dataset(directory: Path, *, as_json: bool) -> int:
 
     from rollgen.format.reader import open_dataset
     from rollgen.inspect.curves import curves_of
+    from rollgen.inspect.rewards import stored_rewards
     from rollgen.inspect.stats import stats_of
     from rollgen.inspect.terminal import render
 
     dataset = open_dataset(directory)
-    stats = stats_of(dataset)
+    stats = stats_of(dataset, stored_rewards(dataset))
     curves = curves_of(dataset, stats)
     if as_json:
         typer.echo(json.dumps(stats.to_json() | {"curves": curves.to_json()}, indent=2, allow_nan=False))

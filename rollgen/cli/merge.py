@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from rollgen.cli.options import check_dataset_directory
-from rollgen.errors import UsageError
 
 if TYPE_CHECKING:
     from rollgen.curate.merge import Merged
@@ -63,34 +62,31 @@ def merge(
         check_dataset_directory(directory)
     from rollgen.curate.compact import SHARD_TOKENS
     from rollgen.curate.merge import merge as run
-    from rollgen.remote.objects import is_url
-
-    if is_url(out):
-        raise UsageError(f"--out {out}: merge writes into a directory; copy that to the object storage")
 
     merged = run(
         directories,
-        Path(out),
+        out,
         names=names,
         drop=drop or (),
         shard_tokens=shard_tokens or SHARD_TOKENS,
         clean=clean,
         dry_run=dry_run,
     )
-    if not dry_run:
-        from rollgen.inspect.card import write_card
-
-        write_card(Path(out))
     typer.echo(
         json.dumps(asdict(merged) | {"dry_run": dry_run}) if as_json else _describe(merged, out, dry_run=dry_run)
     )
+    if not dry_run:
+        from rollgen.inspect.card import write_card
+        from rollgen.remote.objects import local_path
+
+        write_card(local_path(out))
     return 0
 
 
 def _describe(merged: Merged, out: str, *, dry_run: bool) -> str:
     from rich import filesize
 
-    from rollgen.inert import brief, shorten
+    from rollgen.inert import brief, plain, shorten
     from rollgen.inspect.terminal import counted
 
     lines = []
@@ -104,14 +100,18 @@ def _describe(merged: Merged, out: str, *, dry_run: bool) -> str:
         )
     size = "" if merged.bytes is None else f", {filesize.decimal(merged.bytes)}"
     total = f"{counted(merged.samples, 'sample')}, {counted(merged.tokens, 'generated token')}"
-    lines.append(f"{'would be' if dry_run else 'merged'}: {total}, {counted(merged.shards, 'shard')}{size} in {out}")
+    lines.append(
+        f"{'would be' if dry_run else 'merged'}: {total}, {counted(merged.shards, 'shard')}{size} in {plain(out)}"
+    )
     if merged.dropped:
         lines.append(f"columns left out: {', '.join(merged.dropped)}")
     if merged.rewards:
         lines.append(f"rewards carried over: {', '.join(merged.rewards)}")
     if merged.rewards_left:
         left = ", ".join(merged.rewards_left)
-        lines.append(f"rewards not carried over, which not all have by the same scorer: {left}")
+        lines.append(
+            f"rewards not carried over, which not all have by the same scorer, or with too many columns: {left}"
+        )
     if merged.owed:
         lines.append(f"samples that the runs still owed, and nobody owes any more: {merged.owed:,}")
     lines += map(brief, merged.notes)

@@ -67,7 +67,8 @@ def score(
         bool,
         typer.Option(
             "--rescore",
-            help="Score all samples again. The rewards that there are stay in force until all have a new one.",
+            help="Score all samples again, or go on with that where it was interrupted. The rewards that there are "
+            "stay in force until all have a new one.",
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
@@ -98,7 +99,7 @@ def score(
             rescore=rescore,
             progress=progress,
         )
-    typer.echo(json.dumps(asdict(done)) if as_json else _describe(done, directory))
+    typer.echo(json.dumps(asdict(done)) if as_json else _describe(done, directory, rescore=rescore))
     return 3 if done.failed else 0
 
 
@@ -116,18 +117,29 @@ def _scoring() -> Iterator[Progress]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _describe(done: Scored, directory: Path) -> str:
+def _describe(done: Scored, directory: Path, *, rescore: bool) -> str:
     from rollgen.inert import brief
     from rollgen.inspect.terminal import counted, significant
 
-    before = f", {done.kept:,} had a reward" if done.kept else ""
+    since = " from an earlier attempt at this rescoring" if rescore else ""
+    before = f", {done.kept:,} had a reward{since}" if done.kept else ""
     mean = "" if done.mean is None else f"; mean reward {significant(done.mean)}"
-    lines = [f"{done.name} by {done.scorer}: {counted(done.scored, 'sample')} scored{before}{mean}"]
+    lines = [f"reward {done.name!r} (scorer {done.scorer}): {counted(done.scored, 'sample')} scored{before}{mean}"]
     if done.failed:
         lines.append(f"could not be scored: {done.failed:,}; the same command tries them again")
         lines += [
             f"  {each.samples:,} x {each.error} (first {each.prompt_id}:{each.sample_index})" for each in done.errors
         ]
+        if others := done.failed - sum(each.samples for each in done.errors):
+            lines.append(
+                f"  {others:,} x other errors: column `error` of rewards/{done.name}-*.parquet has all of them"
+            )
+        lines.append(
+            "if they cannot have a reward, score with a function that returns 0, or leave them out of a RolloutStream "
+            "with filter="
+        )
+    if rescore and done.kept and done.in_force:
+        lines.append("to score those of the earlier attempt again too, give the same command once more")
     if not done.in_force:
         lines.append("the rewards from before stay in force until every sample has a new one")
     if not done.failed:

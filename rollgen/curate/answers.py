@@ -11,16 +11,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import islice
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from rollgen.errors import UsageError
 from rollgen.inert import Discretion, brief
-from rollgen.rollouts import LARGEST_REWARD
+from rollgen.rollouts import LARGEST_REWARD, REWARD
 
 if TYPE_CHECKING:
     from rollgen.rollouts import Int32Array
-
-REWARD: Final = "reward"
 
 
 @dataclass(frozen=True, slots=True)

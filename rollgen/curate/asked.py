@@ -18,7 +18,7 @@ import pyarrow as pa
 from rollgen.errors import DatasetError
 from rollgen.format.journal import file_sha256
 from rollgen.format.keys import Keys
-from rollgen.format.manifest import PLANLESS, Manifest
+from rollgen.format.manifest import Manifest
 from rollgen.format.reader import StoredDataset
 from rollgen.format.retries import read_retries
 from rollgen.format.schema import PLAN_FILE
@@ -43,7 +43,7 @@ class Asked:
     def of(cls, dataset: StoredDataset) -> Self:
         """Raises DatasetError for a plan or a list of retries that is damaged, or not the manifest's."""
         manifest, path = dataset.manifest, dataset.directory / PLAN_FILE
-        if manifest.identity.get(PLANLESS):
+        if manifest.is_planless:
             return cls(dataset, None)
         plan = Plan(path)
         if manifest.plan_sha256 is not None and file_sha256(path) != manifest.plan_sha256:
@@ -80,9 +80,9 @@ def check_shards(dataset: StoredDataset, index: Index) -> None:
     if falling.any():
         stored = index.shards[shard[int(falling.argmax())]]
         raise _wrong(dataset, f"{stored.path}: its rows are not sorted by their keys")
-    for stored, found in zip(index.shards, tokens, strict=True):
-        if stored.line is not None and found != stored.line.tokens:
-            raise _wrong(dataset, f"{stored.path}: {found} tokens, the journal says {stored.line.tokens}")
+    for stored, line, found in zip(index.shards, index.lines, tokens, strict=True):
+        if found != line.tokens:
+            raise _wrong(dataset, f"{stored.path}: {found} tokens, the journal says {line.tokens}")
 
 
 def _mismatches(table: pa.Table, manifest: Manifest, planned: Planned | None) -> Iterator[Mismatch]:

@@ -20,18 +20,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
 from rollgen.curate.copying import copy_rows
 from rollgen.curate.layout import Index, Layout, plan_layout, read_index
 from rollgen.errors import DatasetError, UsageError
 from rollgen.format.commit import WriterSlot
 from rollgen.format.journal import JournalLine, Totals, is_unfinished, totals
-from rollgen.format.manifest import PLANLESS, Manifest, read_manifest
+from rollgen.format.manifest import Manifest, read_manifest
 from rollgen.format.reader import StoredDataset, open_dataset
 from rollgen.format.replacement import COMPACTOR, Replacement, complete, decide, prepare_retired
-from rollgen.format.schema import FOOTER_ENGINE, RETIRED_DIR
-from rollgen.format.writer import footer_metadata, manifest_schema
+from rollgen.format.schema import RETIRED_DIR
 
 if TYPE_CHECKING:
     from rollgen.rollouts import Int64Array
@@ -78,29 +75,27 @@ def compact(
     """
     if shard_tokens > MAX_SHARD_TOKENS:
         raise UsageError(f"shard_tokens: {shard_tokens} is too large for a shard; the limit is {MAX_SHARD_TOKENS}")
-    manifest = read_manifest(directory)  # before the slot, which makes directories
+    read_manifest(directory)  # a check, before the slot makes directories: another may take its place until then
     if dry_run:
         dataset = open_dataset(directory)
-        layout = _plan(dataset, shard_tokens)[1]
-        return _report(dataset, layout, lines=None, completed_earlier=False)
+        return _report(*_plan(dataset, shard_tokens), lines=None, completed_earlier=False)
     unfinished = is_unfinished(directory)
     with WriterSlot(directory, COMPACTOR) as slot:
         dataset = open_dataset(directory)
         index, layout = _plan(dataset, shard_tokens)
-        lines = _replace(slot, manifest, index, layout, keep=keep) if layout.replaced else ()
-    return _report(dataset, layout, lines, completed_earlier=unfinished)
+        lines = _replace(slot, dataset.manifest, index, layout, keep=keep) if layout.replaced else ()
+    return _report(index, layout, lines, completed_earlier=unfinished)
 
 
 def _plan(dataset: StoredDataset, shard_tokens: int) -> tuple[Index, Layout]:
     index = read_index(dataset.shards, dataset.manifest.optional_columns)
-    planned = PLANLESS not in dataset.manifest.identity
-    return index, plan_layout(index, shard_tokens=shard_tokens, planned=planned)
+    return index, plan_layout(index, shard_tokens=shard_tokens, planned=not dataset.manifest.is_planless)
 
 
 def _report(
-    dataset: StoredDataset, layout: Layout, lines: tuple[JournalLine, ...] | None, *, completed_earlier: bool
+    index: Index, layout: Layout, lines: tuple[JournalLine, ...] | None, *, completed_earlier: bool
 ) -> Compaction:
-    old = [_line_of(dataset, number) for number in range(len(dataset.shards))]
+    old = index.lines
     before = sum(line.bytes for line in old)
     written = None if lines is None else sum(line.bytes for line in lines)
     return Compaction(
@@ -117,18 +112,11 @@ def _report(
     )
 
 
-def _line_of(dataset: StoredDataset | Index, number: int) -> JournalLine:
-    line = dataset.shards[number].line
-    assert line is not None  # `read_index` refuses such a shard
-    return line
-
-
 def _replace(
     slot: WriterSlot, manifest: Manifest, index: Index, layout: Layout, *, keep: bool
 ) -> tuple[JournalLine, ...]:
     """Write and compare the new shards, then switch. Returns their lines."""
-    old = [_line_of(index, number) for number in layout.replaced]
-    schema = manifest_schema(manifest).with_metadata(_footer(manifest, index, layout))
+    old = [index.lines[number] for number in layout.replaced]
     with ExitStack() as on_error:
         if keep:
             on_error.callback(_discard_empty, slot.directory / RETIRED_DIR)
@@ -137,7 +125,7 @@ def _replace(
         for rows in layout.shards:
             temporary = slot.temporary()
             on_error.callback(_discard, slot.directory, temporary)
-            lines.append(_rewrite(slot, temporary, index, rows, schema))
+            lines.append(_rewrite(slot, temporary, index, rows, manifest))
         _check_totals(slot.directory, old, lines)
         replacement = Replacement(slot.writer, tuple(lines), tuple(line.file for line in old), keep)
         try:
@@ -160,16 +148,10 @@ def _discard_empty(retired: Path) -> None:
         retired.rmdir()
 
 
-def _footer(manifest: Manifest, index: Index, layout: Layout) -> dict[bytes, bytes]:
-    """That of the dataset's shards; rows may be of several engines, after each other, and each is named."""
-    engines = (engine for shard in layout.replaced for engine in index.engines[shard].split(b", "))
-    return footer_metadata(manifest) | {FOOTER_ENGINE: b", ".join(dict.fromkeys(engines))}
-
-
-def _rewrite(slot: WriterSlot, path: Path, index: Index, rows: Int64Array, schema: pa.Schema) -> JournalLine:
+def _rewrite(slot: WriterSlot, path: Path, index: Index, rows: Int64Array, manifest: Manifest) -> JournalLine:
     """One new shard."""
     try:
-        return copy_rows(slot, path, index, rows, schema)
+        return copy_rows(slot, path, index, rows, manifest)
     except OSError as error:
         raise _unwritable(path, error) from error
 

@@ -1,6 +1,7 @@
 """Which shards a compaction replaces, and which rows go where: arithmetic on keys, which writes nothing.
 
 Replaced are the shards with fewer than half of the tokens wanted, and those that share a prompt with another shard.
+(One without rows, which only other software writes, stays: there is nothing to copy.)
 Their prompts are dealt to new shards one after the other, whole, each shard closed once it has the tokens wanted: by
 `prompt_index`, or in a dataset without a plan, where that is a hash, in the order in which they came, so that the rows
 of a new shard lie near each other in the old ones. A merge deals the same way. Memory is about 70 bytes a row.
@@ -11,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from rollgen.errors import DatasetError
+from rollgen.format.journal import JournalLine
 from rollgen.format.keys import Keys
 from rollgen.format.reader import ShardReader, StoredShard, read_columns
 from rollgen.format.schema import FOOTER_ENGINE, shard_schema
@@ -36,21 +38,13 @@ class Rows(NamedTuple):
     response_length: Int32Array
 
 
-class Run(NamedTuple):
-    """Consecutive rows of one row group."""
-
-    row_group: int
-    """Its number in the dataset."""
-    first: int
-    """Row in the row group."""
-    rows: int
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Index:
     """Where each row of a dataset is. Rows and row groups are numbered through, in the order of shards."""
 
     shards: tuple[StoredShard, ...]
+    lines: tuple[JournalLine, ...]
+    """Of each shard."""
     engines: tuple[bytes, ...]
     """Of each shard, what its footer says."""
     rows: Rows
@@ -73,6 +67,7 @@ class Index:
         sizes = np.concatenate([np.diff(part.starts) for part in parts])
         return cls(
             tuple(chain.from_iterable(part.shards for part in parts)),
+            tuple(chain.from_iterable(part.lines for part in parts)),
             tuple(chain.from_iterable(part.engines for part in parts)),
             Rows(*map(np.concatenate, zip(*(part.rows for part in parts), strict=True))),
             tuple(row_groups),
@@ -94,33 +89,49 @@ class Index:
         return self.keys.current(self._stored)
 
     def _stored(self, row: int) -> StoredShard:
-        return self.shards[int(self.shard_of(row))]
+        return self.locate(row)[0]
+
+    @property
+    def shard_starts(self) -> Int64Array:
+        """int64 [shards + 1], the first row of each shard."""
+        owners = np.array([shard for shard, _ in self.row_groups], np.int64)
+        starts: Int64Array = self.starts[np.searchsorted(owners, np.arange(len(self.shards) + 1))]
+        return starts
 
     def shard_of(self, rows: npt.ArrayLike) -> Int64Array:
         """int64, the number of the shard of each of these rows."""
-        owners = np.array([shard for shard, _ in self.row_groups], np.int64)
-        return owners[self._row_group_of(rows)]
+        return np.searchsorted(self.shard_starts, rows, side="right") - 1
+
+    def row_group_of(self, rows: npt.ArrayLike) -> Int64Array:
+        """int64, the number of the row group of each of these rows."""
+        return np.searchsorted(self.starts, rows, side="right") - 1
+
+    def locate(self, row: int) -> tuple[StoredShard, int]:
+        """The shard of a row, and its place in there."""
+        shard = int(self.shard_of(row))
+        return self.shards[shard], row - int(self.shard_starts[shard])
+
+    def engines_of(self, rows: Int64Array) -> bytes:
+        """What the footer of a shard of these rows says: the engines of all shards that they are from, each once."""
+        engines = (self.engines[shard].split(b", ") for shard in np.unique(self.shard_of(rows)).tolist())
+        return b", ".join(dict.fromkeys(chain.from_iterable(engines)))
 
     def windows(self, rows: Int64Array, max_bytes: int) -> Iterator[Int64Array]:
         """These rows, in this order, in stretches of one size, about so many bytes: rows of a row group count alike."""
         of_a_row = self.sizes / np.maximum(np.diff(self.starts), 1)
-        sizes = np.ceil(of_a_row[self._row_group_of(rows)]).astype(np.int64)
+        sizes = np.ceil(of_a_row[self.row_group_of(rows)]).astype(np.int64)
         total, start = int(sizes.sum()), 0
         for end in _ends(sizes, math.ceil(total / max(1, round(total / max_bytes)))):
             yield rows[start:end]
             start = end
 
-    def runs(self, rows: Int64Array) -> Iterator[Run]:
-        """These rows, in this order, as runs that are as long as possible."""
-        owner = self._row_group_of(rows)
-        broken = (np.diff(rows) != 1) | (np.diff(owner) != 0)
-        edges = [0, *(np.flatnonzero(broken) + 1).tolist(), len(rows)]
-        for start, end in pairwise(edges):
-            row_group = int(owner[start])
-            yield Run(row_group, int(rows[start] - self.starts[row_group]), end - start)
+    def stretches(self, rows: Int64Array) -> Int64Array:
+        """int64 [S + 1], where among these rows, in this order, S stretches begin and end: as few as possible.
 
-    def _row_group_of(self, rows: npt.ArrayLike) -> Int64Array:
-        return np.searchsorted(self.starts, rows, side="right") - 1
+        The rows of a stretch follow each other in one row group.
+        """
+        broken = (np.diff(rows) != 1) | (np.diff(self.row_group_of(rows)) != 0)
+        return np.unique(np.concatenate([[0], np.flatnonzero(broken) + 1, [len(rows)]]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -141,10 +152,10 @@ def read_index(shards: Sequence[StoredShard], optional: Mapping[str, bool]) -> I
     damaged, without a journal line, with other `optional` columns than the manifest says, or columns of a later MINOR.
     """
     columns = [_columns(shard_schema(support_logprobs=False).empty_table().select(Rows._fields))]
-    row_groups, sizes, decoded, engines = [], [], [], []
+    row_groups, sizes, decoded, engines, lines = [], [], [], [], []
     for number, stored in enumerate(shards):
         with stored.open() as shard:
-            _check(stored, shard, optional)
+            lines.append(_check(stored, shard, optional))
             columns.append(_columns(read_columns(shard, Rows._fields)))
             engines.append(shard.file.metadata.metadata[FOOTER_ENGINE])
             row_groups += [(number, group) for group in range(len(shard.row_group_rows))]
@@ -152,7 +163,9 @@ def read_index(shards: Sequence[StoredShard], optional: Mapping[str, bool]) -> I
             decoded += [_decoded_bytes(shard, group) for group in range(len(shard.row_group_rows))]
     starts = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
     rows = Rows(*map(np.concatenate, zip(*columns, strict=True)))
-    return Index(tuple(shards), tuple(engines), rows, tuple(row_groups), starts, np.array(decoded, np.int64))
+    return Index(
+        tuple(shards), tuple(lines), tuple(engines), rows, tuple(row_groups), starts, np.array(decoded, np.int64)
+    )
 
 
 def plan_layout(index: Index, *, shard_tokens: int, planned: bool) -> Layout:
@@ -161,7 +174,7 @@ def plan_layout(index: Index, *, shard_tokens: int, planned: bool) -> Layout:
     prompt, shard = index.rows.prompt_index[order], index.shard_of(order)
     # Between rows of one prompt in order, each place where the shard changes: both shards hold that prompt.
     changes = np.flatnonzero((prompt[1:] == prompt[:-1]) & (shard[1:] != shard[:-1]))
-    small = [number for number, stored in enumerate(index.shards) if _tokens(stored) < shard_tokens / 2]
+    small = [number for number, line in enumerate(index.lines) if line.rows and line.tokens < shard_tokens / 2]
     replaced = np.unique(np.concatenate([np.array(small, np.int64), shard[changes], shard[changes + 1]]))
     rows = order[np.isin(shard, replaced)]
     dealt = tuple(deal(index.rows, rows, shard_tokens, planned=planned))
@@ -180,7 +193,8 @@ def _decoded_bytes(shard: ShardReader, group: int) -> int:
     return sum(chunks.chunk(leaf).uncompressed for leaf in range(chunks.columns))
 
 
-def _check(stored: StoredShard, shard: ShardReader, optional: Mapping[str, bool]) -> None:
+def _check(stored: StoredShard, shard: ShardReader, optional: Mapping[str, bool]) -> JournalLine:
+    """Its line."""
     if stored.line is None:
         raise DatasetError(
             f"{stored.path}: has no journal line: its writer was interrupted; `rollgen repair` verifies it and adds one"
@@ -192,11 +206,7 @@ def _check(stored: StoredShard, shard: ShardReader, optional: Mapping[str, bool]
             raise DatasetError(f"{stored.path}: the manifest says {name} is {wanted}, this shard not")
     if FOOTER_ENGINE not in shard.file.metadata.metadata:
         raise DatasetError(f"{stored.path}: its footer has no {FOOTER_ENGINE.decode()}; not a rollgen shard")
-
-
-def _tokens(stored: StoredShard) -> int:
-    assert stored.line is not None  # see _check
-    return stored.line.tokens
+    return stored.line
 
 
 def deal(rows: Rows, chosen: Int64Array, shard_tokens: int, *, planned: bool) -> Iterator[Int64Array]:

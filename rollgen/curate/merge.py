@@ -3,23 +3,18 @@
     look      what the datasets are, whether they go together, the keys of all rows, every byte (`sources.py`)
     copy      each new shard, on a stage beside what `out` holds, compared with the rows it is made of (`copying.py`)
     rewards   those that all have, by the same scorer (`merged_rewards.py`); the tokenizer (`tokenizer.py`)
-    publish   what `clean` replaces goes; the rest takes its place, the shards with their lines; the manifest comes
-              last, and makes a dataset of them
+    publish   what `clean` replaces goes, the rest takes its place, the manifest comes last: no signal that can be held
+              back comes in between (`uninterrupted.py`)
 
-Until it publishes, `out` stays as it is, and whatever goes wrong leaves it so. Until the manifest is there nothing
-counts: readers refuse the directory. A kill leaves the stage, which the same command removes before it begins again;
-only one that comes while it publishes, a matter of milliseconds, leaves shards without a manifest, or nothing, where
-`clean` replaces something. The sources are only read, and nothing of them may lie in `out`.
+Until it publishes, `out` stays as it is, and whatever goes wrong leaves it so. Without a manifest nothing counts. The
+same command removes what a kill leaves. The sources are only read, and nothing of them may lie in `out`.
 
 Current rows are taken, as they are but for three columns: `run` is added, `prompt_index` derives from run and id, and
-`generation` is 0. A merged dataset has no plan and owes nothing. Its manifest holds, for each run, all that the run's
-own said (section 15 of `schema/SPEC.md`).
+`generation` is 0. A merged dataset has no plan and owes nothing (section 15 of `schema/SPEC.md`).
 
-Rows of a shard are sorted by a hash, so those of a new one lie anywhere in the old row groups it is made of. It is
-therefore closed once it fills the cache, if not at `shard_tokens`, so that each of these is decoded twice for it: to
-copy and to compare. Where the samples of a prompt lie near each other, that is about twice in all; where they were made
-in passes, each in an order of its own, up to twice for each new shard. Memory is that of copying, beside some 100 bytes
-a row.
+Rows of a shard are sorted by a hash, and lie anywhere in the old row groups. It is therefore closed once it fills the
+cache, if not at `shard_tokens`, so that each of these is decoded twice for it: to copy and to compare. Memory is that
+of copying, beside some 100 bytes a row.
 """
 
 from __future__ import annotations
@@ -27,49 +22,38 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
 
-from rollgen.config import digest
 from rollgen.curate.compact import MAX_SHARD_TOKENS, SHARD_TOKENS
+from rollgen.curate.copies import find_copies
 from rollgen.curate.copying import Change, copy_rows
 from rollgen.curate.layout import deal
+from rollgen.curate.merged_manifest import check_size, merged_manifest
 from rollgen.curate.merged_rewards import Carried, common_rewards, write_rewards
-from rollgen.curate.sources import Rows, Source, common_columns, open_sources, read_sources
+from rollgen.curate.sources import Source, SourceRows, common_columns, open_sources, read_sources
 from rollgen.curate.tokenizer import Chosen, choose_tokenizer, copy_tokenizer
+from rollgen.curate.uninterrupted import uninterrupted
 from rollgen.directory import Holds, check_clean, clean_directory, inspect_directory, remove_frame
 from rollgen.errors import DatasetError, UsageError
 from rollgen.format.commit import WriterSlot
 from rollgen.format.files import STAGE, remove_leftover
 from rollgen.format.journal import JournalLine
-from rollgen.format.manifest import (
-    MAX_MANIFEST_BYTES,
-    Manifest,
-    ModelRecord,
-    RoutedExperts,
-    Run,
-    create_manifest,
-    fsync_directory,
-    manifest_bytes,
-    merged_identity,
-)
+from rollgen.format.manifest import Manifest, create_manifest, fsync_directory
 from rollgen.format.row_groups import CACHE_BYTES
-from rollgen.format.schema import DATA_DIR, FOOTER_ENGINE, MANIFEST_FILE, REWARDS_DIR, TOKENIZER_DIR
-from rollgen.format.writer import footer_metadata, manifest_schema
-from rollgen.inert import brief
+from rollgen.format.schema import DATA_DIR, MANIFEST_FILE, REWARDS_DIR, TOKENIZER_DIR
+from rollgen.format.writer import manifest_schema
+from rollgen.remote.objects import is_url, local_path
 
 if TYPE_CHECKING:
     from rollgen.rollouts import Int64Array
 
 MERGER: Final = "merge"
 """The writer whose shards a merged dataset has."""
-_SHARED: Final = frozenset("format vocab_size tokenizer_vocab_size tokenizer_sha256 page_checksums runs".split())
-"""Keys of a source's manifest that a run does not have: they are the merged dataset's too, or say nothing of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +69,7 @@ class MergedRun:
     """Rows that were left out, because a retry had made their samples again."""
     owed: int | None
     """Samples that it wanted and did not have; None without a plan."""
-    lost: int = 0
+    lost: int
     """Samples that were merged with it before, and were lost since."""
 
 
@@ -100,22 +84,22 @@ class Merged:
     superseded: int
     owed: int
     """Over the runs that have a plan."""
-    dropped: tuple[str, ...] = ()
+    dropped: tuple[str, ...]
     """Columns that were left out."""
-    shards: int = 0
-    bytes: int | None = None
+    shards: int
+    bytes: int | None
     """Of the shards; None when nothing was written."""
-    rewards: tuple[str, ...] = ()
+    rewards: tuple[str, ...]
     """Names of those that were carried over."""
-    rewards_left: tuple[str, ...] = ()
-    """Names of those that were not: not all datasets have them, by the same scorer."""
-    notes: tuple[str, ...] = ()
+    rewards_left: tuple[str, ...]
+    """Names of those that were not: not all datasets have them by the same scorer, or they have too many columns."""
+    notes: tuple[str, ...]
     """What is worth knowing besides."""
 
 
 def merge(
-    directories: Sequence[Path],
-    out: Path,
+    datasets: Sequence[str | os.PathLike[str]],
+    out: str | os.PathLike[str],
     *,
     names: Sequence[str] | None = None,
     drop: Sequence[str] = (),
@@ -133,30 +117,47 @@ def merge(
     """
     if not 0 < shard_tokens <= MAX_SHARD_TOKENS:
         raise UsageError(f"shard_tokens: {shard_tokens} is not from 1 to {MAX_SHARD_TOKENS}")
+    directories, target = [_directory(dataset) for dataset in datasets], _directory(out)
     sources = open_sources(directories, names)
     columns = common_columns(sources, drop)
-    inspect_directory(out)
-    _check_place(out, sources)
-    _check_holds(out, clean=clean)
+    inspect_directory(target)
+    _check_place(target, sources)
+    _check_holds(target, clean=clean)
     carried, others = common_rewards(sources)
     rows = read_sources(sources, hashed=not dry_run)
     taken = rows.taken
     if not len(taken):
         raise UsageError(f"{sources[0].place}: holds no sample, nor do the others: there is nothing to merge")
-    manifest = _manifest(sources, rows, columns)
-    _check_size(out, manifest)
+    repeated = find_copies(sources, rows)
+    manifest = merged_manifest(sources, rows, columns)
+    check_size(target, manifest)
     shards = tuple(deal(rows.index.rows, taken, _tokens_of_a_shard(rows, shard_tokens), planned=False))
     tokenizer = choose_tokenizer(sources)
-    lines = None if dry_run else _Writing(out, manifest, sources, rows, carried, tokenizer).write(shards, clean=clean)
-    return replace(
-        _report(manifest, rows, taken),
+    writing = _Writing(target, manifest, sources, rows, carried, tokenizer)
+    lines = None if dry_run else writing.write(shards, clean=clean)
+    runs = _merged_runs(manifest, rows, taken)
+    return Merged(
+        runs=runs,
+        samples=len(taken),
+        tokens=sum(run.tokens for run in runs),
+        superseded=sum(run.superseded for run in runs),
+        owed=sum(run.owed or 0 for run in runs),
         dropped=tuple(dict.fromkeys(drop)),
         shards=len(shards),
         bytes=None if lines is None else sum(line.bytes for line in lines),
         rewards=tuple(each.name for each in carried),
         rewards_left=others,
-        notes=(tokenizer.note,) if tokenizer.note else (),
+        notes=(*repeated, *([tokenizer.note] if tokenizer.note else [])),
     )
+
+
+def _directory(place: str | os.PathLike[str]) -> Path:
+    """Raises UsageError for what is in object storage."""
+    if is_url(place):
+        raise UsageError(
+            f"{place}: merge reads and writes directories: copy the dataset here, or the merged one to the storage"
+        )
+    return local_path(place)
 
 
 def _check_place(out: Path, sources: Sequence[Source]) -> None:
@@ -181,100 +182,10 @@ def _check_holds(out: Path, *, clean: bool) -> None:
     check_clean(out)
 
 
-def _check_size(out: Path, manifest: Manifest) -> None:
-    """Raise UsageError for a manifest that no reader would take: each attempt of each run is in it."""
-    if (size := len(manifest_bytes(manifest))) > MAX_MANIFEST_BYTES:
-        raise UsageError(
-            f"--out {out}: the manifest of {len(manifest.runs)} runs would have {size >> 20} MiB; readers take "
-            f"{MAX_MANIFEST_BYTES >> 20} MiB: merge fewer of them"
-        )
-
-
-def _tokens_of_a_shard(rows: Rows, shard_tokens: int) -> int:
+def _tokens_of_a_shard(rows: SourceRows, shard_tokens: int) -> int:
     """As many as fit into the cache, so that each of its old row groups is decoded once to copy: see `copying.py`."""
     tokens = int(rows.index.rows.response_length.sum(dtype=np.int64))
     return min(shard_tokens, max(1, CACHE_BYTES * tokens // max(1, int(rows.index.sizes.sum()))))
-
-
-def _manifest(sources: Sequence[Source], rows: Rows, columns: frozenset[str]) -> Manifest:
-    runs = _runs(sources, rows)
-    identity = merged_identity(runs)
-    first = sources[0].manifest
-    return Manifest(
-        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        config_digest=digest(identity),
-        identity=identity,
-        capture=_capture(runs),
-        support_logprobs="support_logprobs" in columns,
-        vocab_size=first.vocab_size,
-        tokenizer_vocab_size=first.tokenizer_vocab_size,
-        model=_model([run.model for run in runs]),
-        tokenizer_sha256=first.tokenizer_sha256,
-        attempts=[],
-        weight_versions="weight_versions" in columns,
-        routed_experts=_experts(sources) if "routed_experts" in columns else None,
-        runs=runs,
-    )
-
-
-def _runs(sources: Sequence[Source], rows: Rows) -> list[Run]:
-    samples = np.bincount(rows.run[rows.current], minlength=sum(len(source.runs) for source in sources))
-    stored = np.bincount(rows.run, minlength=len(samples))
-    runs: list[Run] = []
-    for source, owed in zip(sources, rows.owed, strict=True):
-        for place, name in enumerate(source.runs):
-            number = len(runs)
-            if source.manifest.runs:
-                runs.append(_again(source, source.manifest.runs[place], name, int(samples[number])))
-            else:
-                figures = {"name": name, "samples": int(samples[number]), "owed": owed}
-                figures |= {"superseded": int(stored[number] - samples[number])}
-                runs.append(Run.model_validate(source.manifest.model_dump(exclude=set(_SHARED)) | figures))
-    return runs
-
-
-def _again(source: Source, run: Run, name: str, samples: int) -> Run:
-    """A run that was merged before: it keeps its figures, by which what was lost since is still known.
-
-    Raises DatasetError for more samples than were merged.
-    """
-    if samples > run.samples:
-        raise DatasetError(
-            f"{source.place}: holds {samples} samples of the run {brief(run.name)!r}, of which {run.samples} were "
-            f"merged; see `rollgen verify {source.place}`"
-        )
-    return run.model_copy(update={"name": name})
-
-
-def _capture(runs: Sequence[Run]) -> Literal["native", "logprobs", "none"]:
-    """Of those that truncate; `logprobs` where some were read from logprobs and some natively."""
-    ways = {run.capture for run in runs} - {"none"}
-    if not ways:
-        return "none"
-    return ways.pop() if len(ways) == 1 else "logprobs"
-
-
-def _model(models: Sequence[ModelRecord]) -> ModelRecord:
-    """One record for all; that of the model itself where there is one, but for what its runs set differently."""
-    different: dict[str, ModelRecord] = {}
-    for model in models:
-        different.setdefault(model.fingerprint, model)
-    dtypes = {model.dtype for model in models}
-    only = models[0] if len(different) == 1 else None
-    return ModelRecord(
-        name=" + ".join(model.name for model in different.values()),
-        revision=only.revision if only else None,
-        fingerprint=only.fingerprint if only else digest(list(different)),
-        dtype=dtypes.pop() if len(dtypes) == 1 else "mixed",
-        context_length=max(model.context_length for model in models),
-    )
-
-
-def _experts(sources: Sequence[Source]) -> RoutedExperts | None:
-    """Layers and top_k are the same in all; of different numbers of experts the largest bounds them all."""
-    stored = [source.manifest.routed_experts for source in sources]
-    told = [each.experts for each in stored if each is not None and each.experts is not None]
-    return stored[0] and stored[0].model_copy(update={"experts": max(told) if len(told) == len(stored) else None})
 
 
 class _Writing:
@@ -285,7 +196,7 @@ class _Writing:
         out: Path,
         manifest: Manifest,
         sources: Sequence[Source],
-        rows: Rows,
+        rows: SourceRows,
         carried: Sequence[Carried],
         tokenizer: Chosen,
     ) -> None:
@@ -317,7 +228,8 @@ class _Writing:
                 copy_tokenizer(self._tokenizer, self._stage / TOKENIZER_DIR)
                 with slot.section():
                     on_error.callback(self._take_away)
-                    self._publish(slot, copied)
+                    with uninterrupted():
+                        self._publish(slot, copied)
             except OSError as error:
                 raise self._failed(Path(error.filename or self._out), error) from error
             on_error.pop_all()
@@ -358,13 +270,9 @@ class _Writing:
 
     def _copy(self, slot: WriterSlot, rows: Int64Array) -> tuple[Path, JournalLine]:
         """A shard under its temporary name, and the line that it is to have."""
-        index = self._rows.index
-        engines = (index.engines[shard].split(b", ") for shard in np.unique(index.shard_of(rows)).tolist())
-        named = b", ".join(dict.fromkeys(engine for several in engines for engine in several))
-        schema = self._schema.with_metadata(footer_metadata(self._manifest) | {FOOTER_ENGINE: named})
         temporary = self._stage / DATA_DIR / slot.temporary().name
         try:
-            return temporary, copy_rows(slot, temporary, index, rows, schema, self._change())
+            return temporary, copy_rows(slot, temporary, self._rows.index, rows, self._manifest, self._change())
         except OSError as error:  # from Arrow it does not name the file
             raise self._failed(temporary, error) from error
 
@@ -390,19 +298,12 @@ class _Writing:
         return DatasetError(f"{path}: cannot be read or written: {error.strerror or error}; {self._left}")
 
 
-def _report(manifest: Manifest, rows: Rows, taken: Int64Array) -> Merged:
+def _merged_runs(manifest: Manifest, rows: SourceRows, taken: Int64Array) -> tuple[MergedRun, ...]:
     """The counts of what is taken."""
     lengths = rows.index.rows.response_length[taken]
     samples = np.bincount(rows.run[taken], minlength=len(manifest.runs)).tolist()
     tokens = np.bincount(rows.run[taken], lengths, len(manifest.runs)).astype(np.int64).tolist()
-    runs = tuple(
+    return tuple(
         MergedRun(run.name, run.model.name, count, length, run.superseded, run.owed, run.samples - count)
         for run, count, length in zip(manifest.runs, samples, tokens, strict=True)
-    )
-    return Merged(
-        runs=runs,
-        samples=len(taken),
-        tokens=sum(tokens),
-        superseded=sum(run.superseded for run in runs),
-        owed=sum(run.owed or 0 for run in runs),
     )

@@ -2,6 +2,7 @@
 
 Carried over are rewards of a name that all of them have, by the same scorer: with its checksum of the tokens, so that a
 reward which did not stand does not stand afterwards either. Samples that could not be scored are left to be scored.
+Those that would have more further columns than `rollgen score` goes on with are not.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from rollgen.curate.sources import Rows, Source
+from rollgen.curate.sources import Source, SourceRows
 from rollgen.format.reader import read_columns
 from rollgen.format.reward_writer import RewardWriter
-from rollgen.format.rewards import REWARD, Rewards, ScorerRecord, part_schema, reward_names, rewards_in_force
+from rollgen.format.rewards import MAX_FURTHER, Rewards, ScorerRecord, part_schema, reward_names, rewards_in_force
+from rollgen.rollouts import REWARD
 
 
 class Carried(NamedTuple):
@@ -42,13 +44,15 @@ def common_rewards(sources: Sequence[Source]) -> tuple[tuple[Carried, ...], tupl
         found = tuple(rewards_in_force(source.place, name, source.manifest.config_digest, None) for source in sources)
         scorer = found[0].scorer
         if scorer is not None and all(part.scorer == scorer for part in found):
-            carried.append(Carried(name, scorer, found))
+            together = Carried(name, scorer, found)
+            if len(together.columns) <= MAX_FURTHER:
+                carried.append(together)
     others = set.union(*names) - {each.name for each in carried}
     return tuple(carried), tuple(sorted(others))
 
 
 def write_rewards(
-    out: Path, config_digest: str, carried: Sequence[Carried], sources: Sequence[Source], rows: Rows
+    out: Path, config_digest: str, carried: Sequence[Carried], sources: Sequence[Source], rows: SourceRows
 ) -> None:
     """Write them beside the shards of the merged dataset. Raises DatasetError when they cannot be written."""
     if not carried:
@@ -69,7 +73,7 @@ def _prompt_ids(sources: Sequence[Source]) -> pa.ChunkedArray:
     return pa.chunked_array(chunks, pa.string())
 
 
-def _table(carried: Carried, prompt_ids: pa.ChunkedArray, rows: Rows) -> pa.Table:
+def _table(carried: Carried, prompt_ids: pa.ChunkedArray, rows: SourceRows) -> pa.Table:
     """A row for each current row that has a reward, in the order of the sources."""
     tables, schema = [], part_schema(carried.columns)
     for first, end, rewards in zip(rows.ends[:-1], rows.ends[1:], carried.of_sources, strict=True):

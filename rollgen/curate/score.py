@@ -2,7 +2,8 @@
 
     find     the scorer, the rewards there are of this name, and which samples have none (`unscored.py`)
     score    batch by batch in processes of their own (`workers.py`); what cannot be scored is stored with its error
-    commit   parts of COMMIT_ROWS rows, or what there is after COMMIT_SECONDS: that is what a kill costs
+    commit   parts of COMMIT_ROWS rows, or what there is after COMMIT_SECONDS, and after more the more parts there are:
+             that is what a kill costs
 
 A sample has a reward if the last row of its key has one, for the tokens that are stored now. Only others are scored.
 So the same command continues after a kill, adds what a run has stored since, and tries again what could not be scored.
@@ -26,20 +27,31 @@ import pyarrow as pa
 
 from rollgen.curate.answers import Score, ScoringFunction, StoredAnswer, failed
 from rollgen.curate.scorers import Scorer, find_scorer
-from rollgen.curate.unscored import Unscored
-from rollgen.curate.workers import Judged, Workers
+from rollgen.curate.unscored import Unscored, check_field
+from rollgen.curate.workers import Judged, Workers, check_program
 from rollgen.errors import ResumeRefused, UsageError
 from rollgen.format.reader import open_dataset
 from rollgen.format.reward_writer import RewardWriter
-from rollgen.format.rewards import REWARD, Part, ScorerRecord, in_force, is_column, is_name, part_schema, read_rewards
+from rollgen.format.rewards import (
+    MAX_FURTHER,
+    Part,
+    ScorerRecord,
+    in_force,
+    is_column,
+    is_name,
+    part_schema,
+    read_rewards,
+)
 from rollgen.remote.objects import is_url, local_path
+from rollgen.rollouts import REWARD
 
 COMMIT_ROWS: Final = 1 << 14
 COMMIT_SECONDS: Final = 20.0
+_RAREST_SECONDS: Final = 300.0
+_FILES: Final = 16
+"""So many parts make commits rarer by COMMIT_SECONDS."""
 BATCH_SIZE: Final = 64
 TIMEOUT_SECONDS: Final = 600.0
-MAX_FURTHER: Final = 64
-"""Further values that a scorer may give over all answers: each is a column."""
 ERRORS: Final = 5
 """So many different ones are told."""
 
@@ -69,7 +81,7 @@ class Scored:
     scored: int
     """By this run."""
     kept: int
-    """That had a reward already."""
+    """That had a reward already; of a rescoring, by an earlier attempt at it."""
     failed: int
     """That could not be scored."""
     mean: float | None
@@ -103,20 +115,28 @@ def score(
 
     `rescore` makes all rewards again, also by another scorer. Without it, rewards that another scorer, or another
     version of its source file, made under this name raise ResumeRefused; so does another process that is scoring under
-    this name, and a source file that changes meanwhile. Raises UsageError for a scorer that cannot be imported,
-    DatasetError for damage, and RollgenError when its processes come to nothing. What was scored before is committed.
+    this name, and a source file that changes meanwhile. Raises UsageError for a scorer that cannot be imported
+    and for a `field` that no row has, DatasetError for damage, and RollgenError when its processes come to nothing.
+    What was scored before is committed.
     """
     if is_url(directory):
         raise UsageError(f"{directory}: is in object storage; score a copy of it, which is a dataset too")
     _check_texts(name=name, field=field, extract=extract)
     _check_numbers(processes, batch_size, timeout)
     found = find_scorer(scorer, field=field, extract=extract)
+    check_program()
     name = found.name if name is None else name
     if not is_name(name):
         raise UsageError(f"{name}: no name for rewards; use --name with letters, digits and underscores, at most 100")
     place = local_path(directory)
-    dataset = open_dataset(place)
-    with RewardWriter(place, name, dataset.manifest.config_digest) as writer:
+    before = open_dataset(place)
+    if found.field is not None:
+        check_field(before, found.field)
+    digest = before.manifest.config_digest
+    with RewardWriter(place, name, digest) as writer:
+        dataset = open_dataset(place)  # again: from now on no `--clean` can replace it
+        if dataset.manifest.config_digest != digest:
+            raise ResumeRefused(f"{place}: another dataset has just taken its place; start again")
         scoring = _choose(writer, _record_of(found), f"{place}: rewards {name!r}", rescore=rescore)
         unscored = Unscored(dataset, read_rewards(scoring.parts))
         workers = Workers(found, processes or len(os.sched_getaffinity(0)), timeout)
@@ -239,7 +259,8 @@ class _Store:
             checked = self._checked(score)
             self._waiting.append((_Row(*(getattr(answer, name) for name in _Row._fields)), checked))
             self._count(answer, checked)
-        is_due = time.monotonic() - self._last_commit >= COMMIT_SECONDS
+        interval = _commit_seconds(len(self._scoring.parts) + self._writer.written)
+        is_due = time.monotonic() - self._last_commit >= interval
         if len(self._waiting) >= COMMIT_ROWS or (self._waiting and is_due):
             self._commit()
 
@@ -264,10 +285,9 @@ class _Store:
     def _checked(self, score: Score) -> Score:
         """A score whose values can all be columns, or what is wrong with it."""
         if score.values is None:
-            return failed(
-                score.error or ""
-            )  # without secrets of this process, too: the function may have hidden its own
-        further = set(score.values or ()) - {REWARD}
+            # Without secrets of this process, too: the function may have hidden its own.
+            return failed(score.error or "")
+        further = set(score.values) - {REWARD}
         for name in further - self._columns:
             if not is_column(name):
                 return failed(f"the function returned {name!r} beside the reward, which cannot be the name of a column")
@@ -287,6 +307,11 @@ class _Store:
             self.errors[error] = replace(self.errors[error], samples=self.errors[error].samples + 1)
         elif len(self.errors) < ERRORS:
             self.errors[error] = ScoreError(answer.prompt_id, answer.sample_index, error)
+
+
+def _commit_seconds(parts: int) -> float:
+    """Between the commits of a scoring that has so many parts: who reads rewards opens all of them."""
+    return min(COMMIT_SECONDS * (1 + parts / _FILES), _RAREST_SECONDS)
 
 
 def _table(scored: Sequence[tuple[_Row, Score]], columns: Sequence[str]) -> pa.Table:

@@ -1,8 +1,10 @@
 """Scoring functions by name: `module:function`, or a built-in one; found, checked, and called in any process.
 
     exact_match   1 where the answer is the metadata's `field`, else 0. The answer is the text, or what `extract` finds
-                  in it last: its first group, if it has one. Blanks around either do not count
-    regex         1 where the regular expression in the metadata's `field` matches somewhere in the text, else 0
+                  in it last: its first group, if it has one. Blanks around either do not count. A list holds what is
+                  right; nothing or null is an error of the answer
+    regex         1 where the regular expression in the metadata's `field` matches somewhere in the text, else 0; an
+                  empty one is an error of the answer
 
 What a built-in one means never changes: another meaning gets another name.
 
@@ -19,13 +21,14 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import chdir, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.machinery import SourceFileLoader
 from operator import attrgetter
 from pathlib import Path
+from traceback import walk_tb
 from types import ModuleType
 from typing import Any, Final
 
@@ -120,6 +123,8 @@ def _find_built_in(name: str, field: str | None, extract: str | None) -> Scorer:
     if extract is not None:
         if name != EXACT_MATCH:
             raise UsageError(f"{name}: takes no --extract; the pattern is in the metadata's field")
+        if not extract:
+            raise UsageError("--extract: is empty, and finds nothing in any text; leave it out for the whole text")
         try:
             re.compile(extract)
         except _BAD_PATTERN as error:
@@ -137,7 +142,7 @@ def _place_of(function: ScoringFunction) -> tuple[str, str]:
 def _find_function(module: str, attribute: str, given: str | ScoringFunction) -> Scorer:
     text = f"{module}:{attribute}"
     try:
-        with _stdout_to_stderr():  # what a module prints is not our output
+        with _stdout_to_stderr(), chdir("."):  # what a module prints is not our output, nor our place where it goes
             found = Scorer(text, module, attribute).load()
             _check_compiled(sys.modules[module])
     except UsageError:
@@ -232,11 +237,20 @@ def score_batch(scorer: Scorer, rows: Sequence[StoredAnswer]) -> list[Score] | s
     except ResumeRefused:
         raise
     except BaseException as error:  # noqa: BLE001  whatever it is, it is these answers' error, and not this process's
-        return discreet(told(error))
+        return discreet(_place_of_error(error, scorer.file) + told(error))
     finally:
         if os.getpid() != process:
             os._exit(1)  # the function forked, and the child came back: it must not answer for its parent
     return as_scores(results, len(rows))
+
+
+def _place_of_error(error: BaseException, file: str | None) -> str:
+    """`graders.py:12: `, where in the scorer's file (or archive) it came from; nothing where it did not."""
+    if file is None:
+        return ""
+    lines = [(Path(frame.f_code.co_filename), line) for frame, line in walk_tb(error.__traceback__)]
+    ours = [f"{path.name}:{line}: " for path, line in lines if Path(file) in (path, *path.parents)]
+    return ours[-1] if ours else ""
 
 
 def _exact_match(field: str, extract: str | None) -> ScoringFunction:
@@ -252,9 +266,12 @@ def _exact_match(field: str, extract: str | None) -> ScoringFunction:
 
 
 def _wanted(answer: Answer, field: str) -> list[str]:
-    """The texts that are right: one, or those of a list. Numbers are as in JSON."""
+    """The texts that are right: one, or those of a list. Numbers are as in JSON. Raises ValueError for none or null."""
     value = _field_of(answer, field)
-    return [_as_text(each).strip() for each in (value if isinstance(value, list) else [value])]
+    right = value if isinstance(value, list) else [value]
+    if not right or None in right:
+        raise ValueError(f"{field!r} of the metadata is {_as_text(value)}: no right answer, or null as one")
+    return [_as_text(each).strip() for each in right]
 
 
 def _as_text(value: Any) -> str:
@@ -266,6 +283,8 @@ def _regex(field: str, extract: str | None) -> ScoringFunction:
         pattern = _field_of(answer, field)
         if not isinstance(pattern, str):
             raise ValueError(f"{field!r} of the metadata is of type {type(pattern).__name__}, not a regular expression")
+        if not pattern:
+            raise ValueError(f"{field!r} of the metadata is an empty text, which as a regular expression matches any")
         return float(re.search(pattern, _text_of(answer)) is not None)
 
     return _each(score)

@@ -1,17 +1,15 @@
 """What is merged: datasets whose ids mean the same, the runs they bring, and which of their rows are taken.
 
 Everything is checked before anything is written, of the rows their keys and what they were asked for (`asked.py`), of
-the shards every byte. Sources are read only. A shard never changes, so what is committed to a source meanwhile changes
+the shards every byte. Sources are only read. A shard never changes, so what is committed to a source meanwhile changes
 nothing either: it is not in the merge.
 """
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -26,9 +24,7 @@ from rollgen.format.commit import live_writers
 from rollgen.format.journal import file_sha256
 from rollgen.format.keys import Keys
 from rollgen.format.manifest import RUN_NAME, Manifest
-from rollgen.format.ragged import ragged
-from rollgen.format.reader import StoredDataset, StoredShard, open_dataset, read_columns, read_row_group
-from rollgen.format.rewards import token_checksums
+from rollgen.format.reader import StoredDataset, open_dataset, read_columns, read_row_group
 from rollgen.inert import brief
 from rollgen.prompts.planned import planless_numbers
 
@@ -66,14 +62,32 @@ class Source:
         return self.dataset.manifest
 
 
+class Told(NamedTuple):
+    """What N rows say of themselves beside their keys."""
+
+    run: Int32Array
+    """int32 [N], number of the run, over the runs of all sources."""
+    number: Int64Array
+    """int64 [N], the `prompt_index` that they will have."""
+    id_number: Int64Array
+    """int64 [N], the number of the prompt's id alone."""
+    seed: Int64Array
+    """int64 [N]"""
+
+    @classmethod
+    def joined(cls, parts: Sequence[Told]) -> Told:
+        """One after the other."""
+        none = cls(np.zeros(0, np.int32), *(np.zeros(0, np.int64) for _ in range(3)))
+        return cls(*map(np.concatenate, zip(none, *parts, strict=True)))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class Rows:
+class SourceRows:
     """All R stored rows of all sources, and which of them are taken."""
 
     index: Index
     """With the keys that they will have."""
-    run: Int32Array
-    """int32 [R], number of the run, over the runs of all sources."""
+    told: Told
     current: Bools
     """bool [R]: not superseded."""
     owed: tuple[int | None, ...]
@@ -82,6 +96,11 @@ class Rows:
     """As they are in the sources."""
     ends: list[int]
     """Of the rows of each source, after a 0: [sources + 1]."""
+
+    @property
+    def run(self) -> Int32Array:
+        """int32 [R], number of the run, over the runs of all sources."""
+        return self.told.run
 
     @property
     def taken(self) -> Int64Array:
@@ -105,13 +124,14 @@ def open_sources(directories: Sequence[Path], names: Sequence[str] | None) -> tu
         raise UsageError("names: give a list of texts, one for each dataset, in their order")
     if names is not None and len(names) != len(directories):
         raise UsageError(f"--as: {len(names)} for {len(directories)} datasets; give one for each, in their order")
+    for directory in directories:
+        if not directory.is_dir():
+            raise UsageError(f"{directory}: not a directory; name one that holds rollgen.json")
     if len({directory.resolve() for directory in directories}) < len(directories):
         raise UsageError("the same dataset directory was given twice: its samples would be, too")
     given: Sequence[str | None] = names if names is not None else [None] * len(directories)
     sources = []
     for directory, name in zip(directories, given, strict=True):
-        if not directory.is_dir():
-            raise UsageError(f"{directory}: not a directory; name one that holds rollgen.json")
         if alive := live_writers(directory):
             raise ResumeRefused(f"{directory}: writer {min(alive)!r} is alive; wait for it, or stop it")
         dataset = open_dataset(directory)
@@ -196,35 +216,37 @@ def _check_experts(sources: Sequence[Source]) -> None:
             )
 
 
-def read_sources(sources: Sequence[Source], *, hashed: bool) -> Rows:
+def read_sources(sources: Sequence[Source], *, hashed: bool) -> SourceRows:
     """Read the keys of all rows, verified, and with `hashed` every byte of the shards.
 
-    Raises DatasetError, naming the file, for one that is damaged, and UsageError for samples that are there twice.
+    Raises DatasetError, naming the file, for one that is damaged, and for samples that would have one key.
     """
     indexes = [read_index(source.dataset.shards, source.manifest.optional_columns) for source in sources]
     for source, index in zip(sources, indexes, strict=True):
         check_shards(source.dataset, index)
     current = [index.current() for index in indexes]
+    index = Index.joined(indexes)
     if hashed:
-        for stored in chain.from_iterable(source.dataset.shards for source in sources):
-            _check_bytes(stored)
+        _check_bytes(index)
     first_runs = np.cumsum([0, *(len(source.runs) for source in sources)]).tolist()
     asked = [Asked.of(source.dataset) for source in sources]
-    names = [
-        _Names.joined([*_read_names(source, each, first)])
-        for source, each, first in zip(sources, asked, first_runs, strict=False)
-    ]
-    index, found = Index.joined(indexes), _Names.joined(names)
-    rows = Rows(
-        _with_keys(index, found.number),
-        found.run,
-        np.concatenate(current),
-        tuple(each.owed(len(index.rows.generation)) for each, index in zip(asked, indexes, strict=True)),
-        index.keys,
-        np.cumsum([0, *(len(each.rows.generation) for each in indexes)]).tolist(),
+    told = Told.joined(
+        [
+            part
+            for source, each, first in zip(sources, asked, first_runs, strict=False)
+            for part in _read_told(source, each, first)
+        ]
     )
-    _refuse_twins(sources, rows)
-    _refuse_copies(sources, rows, found.id_number)
+    counts = [len(each.rows.generation) for each in indexes]
+    rows = SourceRows(
+        _with_keys(index, told.number),
+        told,
+        np.concatenate(current),
+        tuple(each.owed(count) for each, count in zip(asked, counts, strict=True)),
+        index.keys,
+        np.cumsum([0, *counts]).tolist(),
+    )
+    _refuse_twins(rows)
     return rows
 
 
@@ -233,44 +255,30 @@ def _with_keys(index: Index, prompt_index: Int64Array) -> Index:
     return replace(index, rows=rows)
 
 
-def _check_bytes(stored: StoredShard) -> None:
-    assert stored.line is not None  # `read_index` refuses such a shard
-    if file_sha256(stored.path) != stored.line.sha256:
-        raise DatasetError(
-            f"{stored.path}: damaged: not the bytes that were committed; `rollgen repair {stored.path.parents[1]}` "
-            "sets it aside"
-        )
+def _check_bytes(index: Index) -> None:
+    for stored, line in zip(index.shards, index.lines, strict=True):
+        if file_sha256(stored.path) != line.sha256:
+            raise DatasetError(
+                f"{stored.path}: damaged: not the bytes that were committed; `rollgen repair "
+                f"{stored.path.parents[1]}` sets it aside"
+            )
 
 
-class _Names(NamedTuple):
-    """What the names of N rows say."""
-
-    run: Int32Array
-    """int32 [N]"""
-    number: Int64Array
-    """int64 [N], their new prompt_index."""
-    id_number: Int64Array
-    """int64 [N], the number of the prompt's id alone."""
-
-    @classmethod
-    def joined(cls, parts: Sequence[_Names]) -> _Names:
-        """One after the other."""
-        none = cls(np.zeros(0, np.int32), np.zeros(0, np.int64), np.zeros(0, np.int64))
-        return cls(*map(np.concatenate, zip(none, *parts, strict=True)))
-
-
-def _read_names(source: Source, asked: Asked, first_run: int) -> Iterator[_Names]:
+def _read_told(source: Source, asked: Asked, first_run: int) -> Iterator[Told]:
     """Of each row group, whose rows are checked."""
     runs = pa.array(source.runs, pa.string())
+    columns = list(dict.fromkeys([*asked.columns, "seed"]))
     for stored in source.dataset.shards:
         with stored.open() as shard:
             for group in range(len(shard.row_group_rows)):
                 place = f"{shard.place}: row group {group}"
-                table = read_row_group(shard, group, asked.columns)
+                table = read_row_group(shard, group, columns)
                 run, ids = _run_numbers(table, source.manifest, place), table["prompt_id"]
                 asked.check(table, place)
                 names = pa.chunked_array([runs.take(pa.array(run))])
-                yield _Names(run + first_run, planless_numbers(ids, names), planless_numbers(ids))
+                yield Told(
+                    run + first_run, planless_numbers(ids, names), planless_numbers(ids), table["seed"].to_numpy()
+                )
 
 
 def _run_numbers(table: pa.Table, manifest: Manifest, place: str) -> Int32Array:
@@ -284,7 +292,7 @@ def _run_numbers(table: pa.Table, manifest: Manifest, place: str) -> Int32Array:
     return result
 
 
-def _refuse_twins(sources: Sequence[Source], rows: Rows) -> None:
+def _refuse_twins(rows: SourceRows) -> None:
     """Raise DatasetError for two samples that would have one key: of prompts that a dataset told apart by number alone.
 
     (A plan does not have an id twice.)
@@ -295,60 +303,10 @@ def _refuse_twins(sources: Sequence[Source], rows: Rows) -> None:
     if not twins.size:
         return
     row = int(taken[twins[0] + 1])
-    number = int(rows.index.shard_of(row))
-    stored, first = rows.index.shards[number], int(np.searchsorted(rows.index.shard_of(np.arange(row + 1)), number))
+    stored, place = rows.index.locate(row)
     with stored.open() as shard:
-        prompt_id = read_columns(shard, ["prompt_id"])["prompt_id"][row - first].as_py()
+        prompt_id = read_columns(shard, ["prompt_id"])["prompt_id"][place].as_py()
     raise DatasetError(
-        f"{stored.path}: row {row - first}: the prompt {brief(prompt_id)!r} has a sample {keys.sample_index[row]} "
-        f"already, under another number; see `rollgen verify {stored.path.parents[1]}`"
+        f"{stored.path}: row {place}: the prompt {brief(prompt_id)!r} has a sample {keys.sample_index[row]} already, "
+        f"under another number; see `rollgen verify {stored.path.parents[1]}`"
     )
-
-
-def _refuse_copies(sources: Sequence[Source], rows: Rows, id_number: Int64Array) -> None:
-    """Raise UsageError for runs that hold the same samples: copies of one dataset, whatever became of them since.
-
-    The same are two with one digest, start, prompt id and number whose tokens are the same, those of the prompt too.
-    Ranks of a job may have all of these in common but the tokens, which are read only where they have.
-    """
-    names = [name for source in sources for name in source.runs]
-    same = _relatives(sources, rows, id_number)
-    if not same.size:
-        return
-    shards = rows.index.shards
-    used = np.unique(rows.index.shard_of(same.ravel()))
-    checksums = np.concatenate([_checksums(shards[number]) for number in used.tolist()])
-    places = np.flatnonzero(np.isin(rows.index.shard_of(np.arange(len(rows.run))), used))
-    one, other = checksums[np.searchsorted(places, same)]
-    equal = np.flatnonzero((one == other) & (rows.run[same[0]] != rows.run[same[1]]))
-    if equal.size:
-        first, second = (names[rows.run[row]] for row in same[:, equal[0]].tolist())
-        raise UsageError(f"runs {first!r} and {second!r} are copies of one dataset: its samples would be there twice")
-
-
-def _checksums(stored: StoredShard) -> Int64Array:
-    """int64 [N]: a checksum of each row's tokens, of the prompt and of the response."""
-    with stored.open() as shard:
-        table = read_columns(shard, ["prompt_token_ids", "token_ids"])
-    prompt, response = (token_checksums(ragged(column)) for column in table.columns)
-    return (prompt << 32) ^ response
-
-
-def _relatives(sources: Sequence[Source], rows: Rows, id_number: Int64Array) -> Int64Array:
-    """int64 [2, pairs]: current rows of the same prompt id and sample, of two runs with one digest and one start."""
-    said = [run for source in sources for run in source.manifest.runs or (source.manifest,)]
-    born = defaultdict(list)
-    for number, run in enumerate(said):
-        born[run.config_digest, run.created_at].append(number)
-    pairs = [np.zeros((2, 0), np.int64)]
-    for relatives in born.values():
-        if len(relatives) < 2:
-            continue
-        chosen = np.flatnonzero(rows.current & np.isin(rows.run, relatives))
-        keys = (rows.index.rows.sample_index[chosen], id_number[chosen])
-        order = chosen[np.lexsort(keys)]
-        sample, prompt = rows.index.rows.sample_index[order], id_number[order]
-        for step in range(1, len(relatives)):  # as many may have the same sample
-            same = (sample[step:] == sample[:-step]) & (prompt[step:] == prompt[:-step])
-            pairs.append(np.stack([order[:-step][same], order[step:][same]]))
-    return np.concatenate(pairs, axis=1)

@@ -12,19 +12,15 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from rollgen.errors import Unreadable
-from rollgen.format.files import read_regular, write_durably
+from rollgen.format.files import write_durably
 from rollgen.format.layout import TOKENIZER_CONFIG, TOKENIZER_FILE, TOKENIZER_FILES
 from rollgen.format.schema import TOKENIZER_DIR
-from rollgen.prompts.fingerprint import saved_tokenizer_sha256
+from rollgen.prompts.fingerprint import StoredTokenizer, read_tokenizer_file, stored_tokenizer
 
 if TYPE_CHECKING:
     from rollgen.curate.sources import Source
-
-_MAX_BYTES: Final = 64 << 20
-"""Of a file: what can be decoded with (`inspect/decoding.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,29 +28,28 @@ class Chosen:
     """A tokenizer."""
 
     place: Path | None
-    """Where its files are; None for no tokenizer."""
+    """The dataset that it is of; None for no tokenizer."""
     note: str | None = None
     """What is worth knowing of it."""
 
 
 def choose_tokenizer(sources: Sequence[Source]) -> Chosen:
     """That of the first of them that has the one which its manifest says. Raises DatasetError for an unlikely file."""
-    found = {source: _content(source.place / TOKENIZER_DIR, TOKENIZER_FILE) for source in sources}
-    hashes = {source: _sha256(source.place / TOKENIZER_DIR, content) for source, content in found.items()}
-    loaded = [source for source in sources if hashes[source] is not None]
+    found = {source: stored for source in sources if (stored := _stored(source.place)) is not None}
+    loaded = [source for source, stored in found.items() if stored.sha256 is not None]
     if not loaded:
         there = any(os.path.lexists(source.place / TOKENIZER_DIR / TOKENIZER_FILE) for source in sources)
         note = "no tokenizer was copied: what there is of one is damaged or behind links"
         return Chosen(None, note if there else None)
-    shown = next((source for source in loaded if hashes[source] == source.manifest.tokenizer_sha256), None)
-    if shown is None and len({found[source] for source in loaded}) > 1:
+    shown = next((source for source in loaded if found[source].sha256 == source.manifest.tokenizer_sha256), None)
+    if shown is None and len({found[source].content for source in loaded}) > 1:
         return Chosen(None, "no tokenizer was copied: the datasets have different ones, and which is right is open")
     chosen = shown or loaded[0]
     says = "as its manifest says" if shown else "which cannot be shown to be the one of its manifest"
-    others = [str(source.place) for source in sources if found[source] not in (None, found[chosen])]
+    others = [str(source.place) for source, stored in found.items() if stored.content != found[chosen].content]
     note = f"the tokenizer is that of {chosen.place}, {says}"
     note += f"; others have: {', '.join(others)}" if others else ""
-    return Chosen(chosen.place / TOKENIZER_DIR, note if others or not shown else None)
+    return Chosen(chosen.place, note if others or not shown else None)
 
 
 def copy_tokenizer(chosen: Chosen, target: Path) -> None:
@@ -63,23 +58,20 @@ def copy_tokenizer(chosen: Chosen, target: Path) -> None:
         return
     target.mkdir(exist_ok=True)
     for name in TOKENIZER_FILES:
-        content = _content(chosen.place, name)
+        content = read_tokenizer_file(chosen.place, name) if _is_own(chosen.place, name) else None
         if content is not None:
             write_durably(target / name, content)
 
 
-def _sha256(directory: Path, tokenizer: bytes | None) -> str | None:
-    """As the manifest has it; None for no tokenizer, and for what is none."""
-    settings = _content(directory, TOKENIZER_CONFIG)
-    return None if tokenizer is None else saved_tokenizer_sha256(tokenizer, settings or b"{}")
-
-
-def _content(directory: Path, name: str) -> bytes | None:
-    """Of a file; None where it is not there, or not a file of the dataset that a tokenizer's could be."""
-    path = directory / name
-    if directory.is_symlink() or path.is_symlink() or not path.is_file():
+def _stored(dataset: Path) -> StoredTokenizer | None:
+    """That of a dataset, if both of its files are the dataset's own."""
+    if not all(_is_own(dataset, name) for name in (TOKENIZER_FILE, TOKENIZER_CONFIG)):
         return None
-    try:
-        return read_regular(path, _MAX_BYTES)
-    except OSError as error:
-        raise Unreadable(f"{path}: this machine could not read it: {error}; mend that, and try again") from None
+    return stored_tokenizer(dataset)
+
+
+def _is_own(dataset: Path, name: str) -> bool:
+    """Whether a file of the tokenizer is not there, or is a file in the dataset itself."""
+    directory = dataset / TOKENIZER_DIR
+    path = directory / name
+    return not directory.is_symlink() and not path.is_symlink() and (path.is_file() or not path.exists())

@@ -1,24 +1,32 @@
 """The samples of a dataset that have no reward yet, read row group by row group.
 
 Of rows that have one, only the ids of their tokens are read, because a reward belongs to these: a sample that was made
-again has none. Memory is that of one row group, and some 40 bytes for each row of the dataset.
+again has none. A dataset whose shards are replaced meanwhile (a compaction) is opened again; no row is read twice, and
+what a run has added is read too. Memory is that of one row group, and some 40 bytes for each row of the dataset.
 """
 
 from __future__ import annotations
 
+import json
+import math
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from rollgen.curate.answers import StoredAnswer
+from rollgen.errors import MissingFile, UsageError
+from rollgen.format.journal import is_unfinished
 from rollgen.format.keys import read_rows
 from rollgen.format.ragged import ragged
-from rollgen.format.reader import ShardReader, StoredDataset, read_row_group
-from rollgen.format.rewards import REWARD, Rewards, token_checksums
+from rollgen.format.reader import ShardReader, StoredDataset, open_dataset, read_row_group
+from rollgen.format.rewards import Rewards, token_checksums
+from rollgen.rollouts import REWARD
 
 if TYPE_CHECKING:
     from rollgen.rollouts import Int64Array
@@ -27,6 +35,8 @@ _COLUMNS: Final = (
     *("prompt_id", "prompt_index", "sample_index", "generation", "finish_reason", "stop_reason", "max_tokens"),
     *("prompt", "text", "metadata"),
 )
+_REPLACING_SECONDS: Final = 30.0
+"""That replacing shards may take once it is decided: renaming, no more. Else it was interrupted."""
 
 
 @dataclass(slots=True)
@@ -34,7 +44,7 @@ class Tally:
     """What there is before anything is scored."""
 
     samples: int
-    """Current ones."""
+    """Current ones, of the dataset as it was opened last."""
     kept: int = 0
     """That have a reward already, as far as has been read."""
     total: float = 0.0
@@ -46,30 +56,58 @@ class Unscored:
 
     def __init__(self, dataset: StoredDataset, earlier: Rewards) -> None:
         """Reads the keys of all rows. Raises DatasetError for damage."""
-        self._shards = dataset.shards
-        rows = read_rows(dataset.shards)
-        self._starts = rows.starts
-        self._current = rows.current()
-        place = earlier.rows_of(rows.keys)
-        there = np.flatnonzero(place >= 0)
-        self._reward = np.full(len(place), np.nan)
-        self._checksum = np.full(len(place), -1)
-        self._reward[there] = earlier.values[REWARD][place[there]]
-        self._checksum[there] = earlier.tokens_crc32[place[there]]
+        self._directory = dataset.directory
+        self._rows = read_rows(dataset.shards)
+        self._current = self._rows.current()
+        self._is_read = np.zeros(len(self._current), np.bool_)
+        place = earlier.rows_of(self._rows.keys)
+        self._reward, self._checksum = (
+            _at(place, earlier.values[REWARD], math.nan),
+            _at(place, earlier.tokens_crc32, -1),
+        )
         self.tally = Tally(samples=int(self._current.sum()))
 
     def batches(self, size: int) -> Iterator[list[StoredAnswer]]:
         """All of them, at most `size` at a time, every page that is read verified. Raises DatasetError for damage."""
-        for number, stored in enumerate(self._shards):
-            first = int(self._starts[number])
-            with stored.open() as shard:
-                for group, rows in enumerate(shard.row_group_rows):
-                    answers = self._read(shard, group, slice(first, first + rows))
-                    yield from (answers[start : start + size] for start in range(0, len(answers), size))
-                    first += rows
+        number = 0
+        while number < len(self._rows.shards):
+            try:
+                shard = self._rows.shards[number].open()
+            except MissingFile:
+                if not self._open_again():
+                    raise
+                number = 0
+                continue
+            with shard:
+                yield from self._of_shard(shard, int(self._rows.starts[number]), size)
+            number += 1
+
+    def _of_shard(self, shard: ShardReader, first: int, size: int) -> Iterator[list[StoredAnswer]]:
+        for group, count in enumerate(shard.row_group_rows):
+            rows = slice(first, first + count)
+            answers = self._read(shard, group, rows)
+            self._is_read[rows] = True
+            yield from (answers[start : start + size] for start in range(0, len(answers), size))
+            first += count
+
+    def _open_again(self) -> bool:
+        """The same rows where they are now, and others that were added; False where it has the same shards as before.
+
+        Raises DatasetError for damage.
+        """
+        dataset = _opened_again(self._directory)
+        if [stored.name for stored in dataset.shards] == [stored.name for stored in self._rows.shards]:
+            return False
+        rows = read_rows(dataset.shards)
+        before = self._rows.keys.last_rows_of(rows.keys)
+        self._rows, self._current = rows, rows.current()
+        self._is_read = _at(before, self._is_read, False)
+        self._reward, self._checksum = _at(before, self._reward, math.nan), _at(before, self._checksum, -1)
+        self.tally.samples = int(self._current.sum())
+        return True
 
     def _read(self, shard: ShardReader, group: int, rows: slice) -> list[StoredAnswer]:
-        if not self._current[rows].any():
+        if not self._is_due(rows).any():
             return []
         table = read_row_group(shard, group, ["token_ids"], use_threads=False)
         checksums = token_checksums(ragged(table["token_ids"]))
@@ -79,14 +117,63 @@ class Unscored:
         others = read_row_group(shard, group, [*_COLUMNS, "prompt_token_ids"], use_threads=False)
         return _answers(others.append_column("token_ids", table["token_ids"]), checksums, np.flatnonzero(wanted))
 
+    def _is_due(self, rows: slice) -> npt.NDArray[np.bool_]:
+        """bool [rows]: which of them are current and have not been read."""
+        due: npt.NDArray[np.bool_] = self._current[rows] & ~self._is_read[rows]
+        return due
+
     def _wanted(self, rows: slice, checksums: Int64Array) -> npt.NDArray[np.bool_]:
         """bool [rows]: which of them are to be scored; the others are counted."""
-        rewards, current = self._reward[rows], self._current[rows]
-        kept = current & ~np.isnan(rewards) & (self._checksum[rows] == checksums)
+        rewards, due = self._reward[rows], self._is_due(rows)
+        kept = due & ~np.isnan(rewards) & (self._checksum[rows] == checksums)
         self.tally.kept += int(kept.sum())
         self.tally.total += float(rewards[kept].sum())
-        wanted: npt.NDArray[np.bool_] = current & ~kept
+        wanted: npt.NDArray[np.bool_] = due & ~kept
         return wanted
+
+
+def _at(place: Int64Array, values: npt.NDArray[Any], missing: float) -> npt.NDArray[Any]:
+    """Of each place, of which -1 is none, its value."""
+    found = np.full(len(place), missing, values.dtype)
+    found[place >= 0] = values[place[place >= 0]]
+    return found
+
+
+def check_field(dataset: StoredDataset, field: str) -> None:
+    """Raise UsageError when the metadata of no row has this field, naming those that there are.
+
+    Reads the metadata of row group after row group, until one has it. Raises DatasetError for damage.
+    """
+    fields: dict[str, None] = {}
+    rows = 0
+    for stored in dataset.shards:
+        with stored.open() as shard:
+            for group, count in enumerate(shard.row_group_rows):
+                column = read_row_group(shard, group, ["metadata"], use_threads=False)["metadata"]
+                fields |= dict.fromkeys(name for text in column.unique().to_pylist() for name in _names_in(text))
+                rows += count
+                if field in fields:
+                    return
+    if rows:
+        there = f"there are: {', '.join(map(repr, fields))}" if fields else "there are none"
+        raise UsageError(f"{dataset.directory}: no row has a field {field!r} in its metadata; {there}")
+
+
+def _names_in(metadata: str | None) -> list[str]:
+    """The fields; none of what is no JSON object, which is told of the answer that has it."""
+    try:
+        said = json.loads(metadata or "{}")
+    except (ValueError, RecursionError):
+        return []
+    return list(said) if isinstance(said, dict) else []
+
+
+def _opened_again(directory: Path) -> StoredDataset:
+    """Once its shards are replaced, where that is going on. Raises DatasetError where it was interrupted."""
+    patience = time.monotonic() + _REPLACING_SECONDS
+    while is_unfinished(directory) and time.monotonic() < patience:
+        time.sleep(0.05)
+    return open_dataset(directory)
 
 
 def _answers(table: pa.Table, checksums: Int64Array, wanted: Int64Array) -> list[StoredAnswer]:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import time
+import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
 from typing import Final, Self
 
 from pebble import ProcessExpired, ProcessPool
@@ -38,6 +39,17 @@ Judged = tuple[StoredAnswer, Score]
 """An answer, and what became of it."""
 
 
+def check_program() -> None:
+    """Raise UsageError when other processes cannot import the program that is running, as those that score do."""
+    program = sys.modules["__main__"]
+    file = getattr(program, "__file__", None)
+    if file is not None and program.__spec__ is None and not Path(file).is_file():
+        raise UsageError(
+            f"{file}: is the program that calls this, and no file that the processes which score could import; write "
+            "it to a file and run that, or use `rollgen score`"
+        )
+
+
 class Workers:
     """`processes` processes that score batches, each of which may take `timeout` seconds. Use as a context manager.
 
@@ -54,8 +66,8 @@ class Workers:
         """Of pools, since something came back."""
         self._deaths = 0
         """Of processes, since an answer was scored."""
-        self._heard = 0.0
-        """When something came back, or a pool was started."""
+        self._silent = 0.0
+        """Seconds waited since something came back, or a pool was started: not those in which all was stopped."""
         self._pool = self._started()
 
     def __enter__(self) -> Self:
@@ -97,7 +109,7 @@ class Workers:
         is_broken = False
         done = wait(self._pending, timeout=_TICK_SECONDS, return_when=FIRST_COMPLETED).done
         self._check_progress(bool(done))
-        for future in done:
+        for future in _first(done):
             outcome = self._outcome(future)
             if outcome is None:
                 is_broken = True
@@ -115,10 +127,8 @@ class Workers:
 
     def _check_progress(self, is_some: bool) -> None:
         """Raise RollgenError when nothing comes back for longer than an import and a batch may take together."""
-        now = time.monotonic()
-        if is_some:
-            self._heard = now
-        elif now - self._heard > 2 * self._timeout + _START_SECONDS:
+        self._silent = 0.0 if is_some else self._silent + _TICK_SECONDS
+        if self._silent > 2 * self._timeout + _START_SECONDS:
             raise RollgenError(
                 f"the processes that score stand still: importing {self._scorer.function} takes them longer than "
                 f"{self._timeout:g} s. See what it waits for, or give it more with --timeout"
@@ -156,7 +166,7 @@ class Workers:
 
     def _started(self) -> ProcessPool:
         self._starts += 1
-        self._heard = time.monotonic()
+        self._silent = 0.0
         context = multiprocessing.get_context("spawn")  # a fork would copy our threads' locks, and our memory
         return ProcessPool(self._processes, initializer=prepare, initargs=(self._scorer, os.getpid()), context=context)
 
@@ -175,3 +185,11 @@ class Workers:
         self._again += self._pending.values()
         self._pending.clear()
         self._pool = self._started()
+
+
+def _first(done: Collection[Future[list[Score] | str]]) -> Collection[Future[list[Score] | str]]:
+    """Those that brought something, or else all: a failure may raise, and would take with it what came back beside it.
+
+    It is not forgotten: the next look finds it at once.
+    """
+    return [future for future in done if future.exception() is None] or done

@@ -46,25 +46,3 @@ class Agreement:
     def see(self, block: Block) -> None:
         """Supports are known when they are read."""
         self.widest = max(self.widest, int(block.samples.mask_lengths.max()))
-
-
-def equal_groups(records: Records, trainer: str) -> int:
-    """Samples of each prompt. Raises UsageError when prompts differ: the trainer tells groups apart by their place."""
-    sizes = np.unique(records.group_sizes).tolist()
-    if len(sizes) > 1:
-        raise UsageError(
-            f"{trainer} takes equally many samples of each prompt, here some have {sizes[0]} and some {sizes[-1]}; "
-            "`rollgen generate --resume` makes what is missing"
-        )
-    return int(sizes[0])
-
-
-def check_steps(records: Records, trainer: str, prompts_per_step: int) -> None:
-    """Raise UsageError, with a number that is possible, when the last step would have fewer prompts."""
-    prompts = len(records.group_sizes)
-    if prompts % prompts_per_step:
-        possible = max(count for count in range(1, prompts_per_step + 1) if prompts % count == 0)
-        raise UsageError(
-            f"--option prompts_per_step: {trainer} takes equally many prompts in each step, and {prompts} are not a "
-            f"multiple of {prompts_per_step}; {possible} would do"
-        )

@@ -12,14 +12,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import torch
-from pydantic import Field
 
-from rollgen.exporters.agreement import Agreement, check_steps, equal_groups
-from rollgen.exporters.exporter import Count, ExpertsExporter
+from rollgen.exporters.grouped import GroupedExporter, Steps
 from rollgen.exporters.records import Block, Records
 from rollgen.exporters.remainder import KEY, remainder_places, remainders
 from rollgen.exporters.tensors import part, save, supports_of
@@ -36,22 +34,8 @@ _PLACES: Final = {
     "text": "response",
     "prompt": "prompt",
     "reward": "reward",
-    "advantage": "made of the rewards by the trainer",
     "temperature": "--rollout-temperature",
 }
-
-
-class Written(NamedTuple):
-    """What the trainer has to be told."""
-
-    steps: int
-    prompts: int
-    """Of each step."""
-    samples: int
-    """Of each prompt."""
-    drawn: Agreement
-    support_logprobs: bool
-    """Whether they are stored."""
 
 
 class Row(NamedTuple):
@@ -67,13 +51,8 @@ class Row(NamedTuple):
     versions: WeightVersions | None
 
 
-class DebugRollouts(ExpertsExporter):
+class DebugRollouts(GroupedExporter):
     """What the trainers have in common."""
-
-    needs_reward: ClassVar[bool] = True
-    name: ClassVar[str]
-
-    prompts_per_step: Count = Field(64, description="Prompts of a step; all of them, when they are fewer.")
 
     @property
     def places(self) -> Mapping[str, str]:
@@ -84,20 +63,16 @@ class DebugRollouts(ExpertsExporter):
         """The fields of a sample's masks and weights."""
 
     @abstractmethod
-    def advice(self, written: Written) -> list[str]:
-        """The flags that the trainer needs."""
+    def advice(self, steps: Steps, *, support_logprobs: bool) -> list[str]:
+        """The flags that the trainer needs; whether the dataset has `support_logprobs`."""
 
     def write(self, records: Records, directory: Path) -> Sequence[str]:
-        samples = equal_groups(records, self.name)
-        prompts = min(self.prompts_per_step, len(records.group_sizes))
-        check_steps(records, self.name, prompts)
-        drawn = Agreement(records, self.name)
-        for step, block in enumerate(records.blocks(prompts)):
-            drawn.see(block)
-            rows = list(self._rows(block, step * prompts * samples))
+        steps = self.steps(records)
+        for step, block in enumerate(records.blocks(steps.prompts)):
+            steps.drawn.see(block)
+            rows = list(self._rows(block, step * steps.prompts * steps.samples))
             save({"rollout_id": step, "metadata": {}, "samples": rows}, directory / f"{step}.pt")
-        steps, stored = len(records.group_sizes) // prompts, records.manifest.support_logprobs
-        return self.advice(Written(steps, prompts, samples, drawn, stored))
+        return self.advice(steps, support_logprobs=records.manifest.support_logprobs)
 
     def _rows(self, block: Block, first: int) -> Iterator[dict[str, Any]]:
         """The samples of a block as dictionaries; `first` is the number of the first one in the export."""
@@ -134,7 +109,7 @@ def _row(samples: Samples, number: int, prompt_length: int) -> Row:
         prompt_length=prompt_length,
         mask_ids=ids if len(ids) else None,
         mask_offsets=offsets,
-        mask_logprobs=None if stored is None else torch.from_numpy(stored[part(samples.mask_offsets, number)].copy()),
+        mask_logprobs=None if stored is None else torch.from_numpy(stored[part(samples.mask_offsets, number)]),
         versions=samples.scalars[VERSIONS][number] if VERSIONS in samples.scalars else None,
     )
 

@@ -1,44 +1,68 @@
 """The directory of an export: it appears under its name when everything is in it, and on disk, or not at all.
 
-Files are written into a directory beside it, `.tmp-<name>-*`, that is renamed at the end. An error or Ctrl-C removes
-that one; what is killed leaves it, which no trainer takes for an export, and which may be deleted.
+Files are written into a directory beside it, `.tmp-<name>-*` (of a long name the beginning), that is renamed at the
+end. What somebody made there meanwhile is not replaced, unless it is an empty directory. An error or Ctrl-C removes the
+temporary one; what is killed leaves it, which no trainer takes for an export, and which may be deleted.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
+from rollgen.directory import inside_dataset
 from rollgen.errors import DatasetError, Unreadable, UsageError
 from rollgen.format.files import fsync_file
 from rollgen.format.manifest import fsync_directory
 from rollgen.remote.objects import is_url, local_path
 
+_NAMED: Final = 40
+"""Characters of a name in a temporary one, which may not be longer than 255 bytes either."""
 
-def check_out(out: Path, dataset: str | os.PathLike[str]) -> None:
-    """Raise UsageError for an `out` that is there, that is no name of a directory, and that is inside the dataset."""
-    if "\0" in str(out):
-        raise UsageError(f"--out {str(out)!r}: no path has a NUL in it")
-    if os.path.lexists(out):
-        raise UsageError(f"--out {out}: exists; choose another path, or remove it")
-    if out.name == "..":
-        raise UsageError(f"--out {out}: gives the new directory no name; choose another path")
-    if not is_url(dataset) and Path(os.path.realpath(out)).is_relative_to(local_path(dataset).resolve()):
-        raise UsageError(f"--out {out}: is inside the dataset; choose another path")
+
+def new_path(out: str | os.PathLike[str]) -> Path:
+    """Where the directory will be. Raises UsageError where there is something, in a dataset, and where none can be."""
+    if is_url(out):
+        raise UsageError(f"--out {out}: an export is a directory; give a path, and copy what is there to the storage")
+    path = local_path(out)
+    _check_free(path)
+    if path.name == "..":
+        raise UsageError(f"--out {path}: gives the new directory no name; choose another path")
+    for parent in path.parents:
+        if parent.is_symlink() and not parent.exists():
+            raise UsageError(f"--out {path}: {parent} is a link to nothing; make what it links to, or remove it")
+    if (dataset := inside_dataset(path)) is not None:
+        raise UsageError(f"--out {path}: is inside the dataset {dataset}; choose another path")
+    return path
+
+
+def _check_free(path: Path) -> None:
+    """Raise UsageError unless nothing has this name, and something could have it."""
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return
+    except ValueError:
+        raise UsageError(f"--out {str(path)!r}: no path has a NUL in it, or half a character") from None
+    except OSError as error:  # a name that is too long, a file above, a loop of links, a permission
+        raise UsageError(f"--out {path}: cannot be made: {error.strerror or error}") from None
+    raise UsageError(f"--out {path}: exists; choose another path, or remove it")
 
 
 @contextmanager
 def new_directory(out: Path) -> Iterator[Path]:
-    """Where to write; what is there becomes `out`, which `check_out` has checked, when the block ends without an error.
+    """Where to write; what is there becomes `out`, a `new_path`, when the block ends without an error.
 
-    Raises UsageError when `out` cannot be made, DatasetError when the disk does not take what is written, and
-    Unreadable for another file that the block could not read.
+    Raises UsageError when `out` cannot be made, or is there by then, DatasetError when the disk does not take what is
+    written, and Unreadable for another file that the block could not read.
     """
-    temporary = out.with_name(f".tmp-{out.name}-{secrets.token_hex(4)}")
+    temporary = out.with_name(f".tmp-{out.name[:_NAMED]}-{secrets.token_hex(4)}")
     try:
         temporary.mkdir(parents=True)
     except OSError as error:
@@ -47,12 +71,22 @@ def new_directory(out: Path) -> Iterator[Path]:
         yield temporary
         _settle(temporary)
         fsync_directory(out.parent)  # it can be, and what was made above it is known there
-        temporary.rename(out)
+        _rename(temporary, out)
         fsync_directory(out.parent)
     except OSError as error:
         raise _told(error, out, temporary) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)  # renamed, it is not there
+
+
+def _rename(temporary: Path, out: Path) -> None:
+    """Raises UsageError where there is something by now; an empty directory is replaced."""
+    try:
+        temporary.rename(out)
+    except OSError as error:
+        if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+            raise UsageError(f"--out {out}: somebody else made it meanwhile; choose another path") from None
+        raise
 
 
 def _told(error: OSError, out: Path, temporary: Path) -> DatasetError:

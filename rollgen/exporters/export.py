@@ -20,7 +20,7 @@ import pydantic
 
 from rollgen import __version__
 from rollgen.errors import UsageError
-from rollgen.exporters.directory import check_out, new_directory
+from rollgen.exporters.directory import new_directory, new_path
 from rollgen.exporters.exporter import Exporter
 from rollgen.exporters.records import Records
 from rollgen.ops.advantages import AdvantageKind
@@ -55,7 +55,8 @@ class Exported:
     lost: dict[str, int]
     """By column of the dataset that has no place in the files: how many samples have a value there."""
     owed: int | None
-    """Samples that are planned and not stored; None where no plan tells."""
+    """Samples that are wanted and not stored: of the plan, or of the runs of a merged dataset, when they were merged
+    and since. None where nothing tells."""
     advice: list[str]
     """What the trainer must be told, or its user should know, a line each."""
 
@@ -66,7 +67,7 @@ def export(
     out: str | os.PathLike[str],
     *,
     reward: str | None = None,
-    advantages: AdvantageKind = "mean",
+    advantages: AdvantageKind | None = None,
     allow_unreplayable: bool = False,
     allow_incomplete: bool = False,
     **options: Any,
@@ -74,28 +75,30 @@ def export(
     """Write a dataset as the files that a trainer loads, into the new directory `out`.
 
     `to` is one of TRAINERS. `reward` names a stored reward (`rollgen score`), from which advantages are computed over
-    the whole groups of the dataset: `advantages` is a kind of `ops.group_advantages`. Prompts of which some samples are
-    yet to be made are refused then, unless `allow_incomplete`. The `options` of each trainer, and what it cannot take,
-    are described in docs/export.md. Raises UsageError for a trainer, an option or samples that this export cannot be
-    made of, and DatasetError for a damaged dataset; then there is no `out`.
+    the whole groups of the dataset: `advantages` is a kind of `ops.group_advantages`, or None for "mean"; a trainer
+    that makes its own takes none. Prompts of which some samples are yet to be made are refused then, and a merged
+    dataset of runs in which some were, unless `allow_incomplete`. The `options` of each trainer, and what it cannot
+    take, are described in docs/export.md. Raises UsageError for a trainer, an option or samples that this export cannot
+    be made of, and DatasetError for a damaged dataset; then there is no `out`.
     """
     exporter = make_exporter(to, options)
     if exporter.needs_reward and reward is None:
         raise UsageError(f"{to} trains on rewards: name a stored one with --reward; `rollgen score` makes them")
-    check_out(Path(out), directory)
+    kind = _advantages(to, exporter, reward, advantages)
+    path = new_path(out)
     records = Records(
         directory,
         reward=reward,
-        advantages=advantages,
+        advantages=kind,
         allow_unreplayable=allow_unreplayable,
         allow_incomplete=allow_incomplete,
         routed_experts=exporter.takes_experts,
     )
-    with new_directory(Path(out)) as temporary:
-        advice = [*exporter.write(records, temporary), *_warnings(records)]
+    with new_directory(path) as temporary:
+        advice = [*exporter.write(records, temporary), *records.owed.notes, *_warnings(records)]
         exported = _exported(to, exporter, records, temporary, advice)
         scorer = records.scorer
-        told = None if scorer is None else {"name": reward, "scorer": asdict(scorer), "advantages": advantages}
+        told = None if scorer is None else {"name": reward, "scorer": asdict(scorer), "advantages": kind}
         _write_record(temporary, exported, exporter, records, told)
     return exported
 
@@ -117,13 +120,25 @@ def make_exporter(to: str, options: Mapping[str, Any]) -> Exporter:
         raise UsageError(f"--option {option}: {problem['msg']}") from None
 
 
+def _advantages(to: str, exporter: Exporter, reward: str | None, asked: AdvantageKind | None) -> AdvantageKind | None:
+    """How to compute them; None where nobody does. Raises UsageError where what was asked for would change nothing."""
+    if asked is not None and reward is None:
+        raise UsageError(f"--advantages {asked}: are made of a reward; name a stored one with --reward")
+    if asked is not None and not exporter.takes_advantages:
+        raise UsageError(
+            f"--advantages {asked}: {to} takes no advantages, it makes its own of the rewards; leave this out, and set "
+            "them up in its configuration"
+        )
+    return (asked or "mean") if exporter.takes_advantages else None
+
+
 def _warnings(records: Records) -> list[str]:
     """What may make advantages other than they are meant to be."""
     sizes = records.group_sizes
-    if records.owed is not None or records.scorer is None or sizes.min() == sizes.max():
+    if records.owed.samples is not None or records.scorer is None or sizes.min() == sizes.max():
         return []
     return [
-        f"prompts have from {sizes.min()} to {sizes.max()} samples, and no plan says whether more were to be made: "
+        f"prompts have from {sizes.min()} to {sizes.max()} samples, and nothing says whether more were to be made: "
         "advantages are over those that are there"
     ]
 
@@ -139,7 +154,7 @@ def _exported(to: str, exporter: Exporter, records: Records, directory: Path, ad
         tokens=int(records.lengths.sum(dtype="int64")),
         files=len(sizes),
         bytes=sum(sizes),
-        owed=None if records.owed is None else records.owed.samples,
+        owed=records.owed.samples,
         lost={name: count for name, count in sorted(records.filled.items()) if count and name not in placed},
         advice=advice,
     )

@@ -30,6 +30,8 @@ class Exporter(BaseModel, ABC):
     """The version of the trainer whose code was read."""
     needs_reward: ClassVar[bool]
     """Whether the trainer has no use for samples without one."""
+    takes_advantages: ClassVar[bool] = True
+    """Whether advantages go into the files; a trainer that does not take them makes its own of the rewards."""
 
     @property
     def takes_experts(self) -> bool:
@@ -39,7 +41,10 @@ class Exporter(BaseModel, ABC):
     @property
     @abstractmethod
     def places(self) -> Mapping[str, str]:
-        """By column of the dataset, or `reward` or `advantage`: where it is in the files, in the trainer's words."""
+        """By column of the dataset, or `reward` or `advantage`: where it is in the files, in the trainer's words.
+
+        PATH, here and in what `write` returns, is the directory of the export, which may be moved.
+        """
 
     @abstractmethod
     def write(self, records: Records, directory: Path) -> Sequence[str]:

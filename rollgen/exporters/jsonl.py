@@ -25,9 +25,8 @@ import pyarrow as pa
 import zstandard
 
 from rollgen.exporters.exporter import ExpertsExporter
-from rollgen.exporters.records import LISTS, Records, pieces, row_bytes
+from rollgen.exporters.records import ALL_COLUMNS, Records, pieces, row_bytes
 from rollgen.exporters.table import table_of
-from rollgen.loader.samples import RUN, SCALARS, VERSIONS
 
 FILE: Final = "rollouts.jsonl.zst"
 _LEVEL: Final = 3
@@ -48,8 +47,7 @@ class JSONLines(ExpertsExporter):
 
     @property
     def places(self) -> Mapping[str, str]:
-        names = [*LISTS, *SCALARS, "support_logprobs", VERSIONS, RUN, "reward", "advantage"]
-        return {name: name for name in names + ["routed_experts"] * self.routed_experts}
+        return {name: name for name in [*ALL_COLUMNS, *["routed_experts"] * self.routed_experts]}
 
     def write(self, records: Records, directory: Path) -> Sequence[str]:
         compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)

@@ -19,7 +19,8 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from rollgen.exporters.agreement import Agreement
-from rollgen.exporters.debug_rollouts import DebugRollouts, Row, Written
+from rollgen.exporters.debug_rollouts import DebugRollouts, Row
+from rollgen.exporters.grouped import Steps
 from rollgen.rollouts import WeightVersions
 
 
@@ -48,17 +49,17 @@ class Miles(DebugRollouts):
                 fields["rollout_sampling_mask_log_probs"] = row.mask_logprobs
         return fields
 
-    def advice(self, written: Written) -> list[str]:
-        drawn, top_k = written.drawn, _top_k(written.drawn)
+    def advice(self, steps: Steps, *, support_logprobs: bool) -> list[str]:
+        drawn, top_k = steps.drawn, _top_k(steps.drawn)
         masks = f"--rollout-top-k {top_k} --rollout-top-p {drawn.top_p:.6g} " if drawn.truncated else ""
         lines = [
             "miles: first make its own mask objects of the two tensors of each sample (docs/export.md)",
-            "miles: --load-debug-rollout-data 'PATH/{rollout_id}.pt' --use-rollout-logprobs "
+            "miles (PATH: this directory): --load-debug-rollout-data 'PATH/{rollout_id}.pt' --use-rollout-logprobs "
             f"--rollout-temperature {drawn.temperature} {masks}"
-            f"--rollout-batch-size {written.prompts} --n-samples-per-prompt {written.samples} "
-            f"--global-batch-size {written.prompts * written.samples} --num-rollout {written.steps}",
+            f"--rollout-batch-size {steps.prompts} --n-samples-per-prompt {steps.samples} "
+            f"--global-batch-size {steps.prompts * steps.samples} --num-rollout {steps.number}",
         ]
-        if drawn.truncated and written.support_logprobs:
+        if drawn.truncated and support_logprobs:
             width = max(top_k, drawn.widest)
             lines.append(f"miles: with --loss-type score_centering also --rollout-top-logprobs-num {width}")
         return lines

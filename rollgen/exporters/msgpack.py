@@ -1,8 +1,8 @@
 """MessagePack of arrays of numbers, encoded by numpy: no Python object for an element.
 
-Each function returns one encoded value. Elements have one width an array, the least that holds all of them of those
-that are a power of two: MessagePack lets a writer choose, and readers take any. Numbers are big-endian behind a byte
-that says their type: https://github.com/msgpack/msgpack/blob/master/spec.md
+Each function returns one encoded value. All elements of an array have one width: four bytes for floats; for integers
+two, or four where one needs them. MessagePack lets a writer choose, and readers take any. Numbers are big-endian behind
+a byte that says their type: https://github.com/msgpack/msgpack/blob/master/spec.md
 """
 
 from __future__ import annotations

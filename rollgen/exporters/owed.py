@@ -1,54 +1,77 @@
-"""What a dataset has yet to make, as its plan and its retry lists say: whether groups are whole. No tokens are read."""
+"""What a dataset has yet to make: whether the groups of its prompts are whole. No tokens are read.
+
+Its plan and its retry lists tell. A merged dataset has none: there the manifest says what its runs owed when they were
+merged, but not of which prompts, and how many of their samples there were.
+"""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from rollgen.errors import MissingFile, UsageError
 from rollgen.format.keys import Keys
-from rollgen.format.manifest import PLANLESS
+from rollgen.format.retries import read_retries
+from rollgen.format.schema import PLAN_FILE
+from rollgen.inert import brief
+from rollgen.prompts.plan import Plan
 from rollgen.prompts.planned import Planned
+from rollgen.remote.objects import ObjectStore
+from rollgen.remote.stored import remote_plan
 
 if TYPE_CHECKING:
-    from rollgen.loader.index import Index
+    from rollgen.loader.index import Index, Place
+
+RESUME: Final = "`rollgen generate --resume` makes the others"
+_MERGE: Final = "merge its runs again when they are whole"
+_NAMED: Final = 3
+"""Runs that one line names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Owed:
     """Counted in one dataset."""
 
-    samples: int
-    """That are planned, or to be made again, and not stored."""
-    broken_groups: int
-    """Prompts of which some samples are stored, and others owed."""
-    example: str
-    """The id of the first of these prompts; empty where there is none."""
+    samples: int | None
+    """That are wanted and not stored, each counted once: planned ones that were never made, and those of which a retry
+    has yet to make the row that counts. None where nothing tells."""
+    broken: str = ""
+    """Which groups are not whole, or might not be; empty where all are, as far as anything tells."""
+    fix: str = RESUME
+    """What makes the others."""
+    notes: tuple[str, ...] = ()
+    """All of it, a line each."""
 
     def check_groups(self) -> None:
-        """Raise UsageError when a prompt has some of its samples only."""
-        if self.broken_groups:
+        """Raise UsageError when a prompt has some of its samples only, or might."""
+        if self.broken:
             raise UsageError(
-                f"{self.example!r}: not all of its samples are stored (prompts of which that is so: "
-                f"{self.broken_groups}), and advantages would be over parts of groups; `rollgen generate --resume` "
-                "makes the others, --allow-incomplete takes what is there"
+                f"{self.broken}, and advantages would be over parts of groups; {self.fix}; --allow-incomplete takes "
+                "what is there"
             )
 
 
-def owed_of(index: Index) -> Owed | None:
-    """Of the one dataset of an index; None where no plan tells: it has none, or travels without.
+def owed_of(index: Index, place: Place) -> Owed:
+    """Of the one dataset of an index, which is at this place.
 
     Raises DatasetError for a plan or a list of retries that is damaged.
     """
-    dataset = index.datasets[0]
-    if PLANLESS in dataset.manifest.identity:
-        return None
-    try:
-        planned = Planned.of_dataset(dataset.directory)
-    except MissingFile:
-        return None
+    manifest = index.datasets[0].manifest
+    if manifest.runs:
+        return _of_runs(index)
+    if manifest.is_planless:
+        return Owed(None)
+    with remote_plan(place, manifest) if isinstance(place, ObjectStore) else nullcontext(place) as directory:
+        try:
+            return _of_plan(index, Planned(Plan(directory / PLAN_FILE), read_retries(directory, manifest)))
+        except MissingFile:  # a copy need not have it
+            return Owed(None)
+
+
+def _of_plan(index: Index, planned: Planned) -> Owed:
     plan, keys = planned.plan, Keys(index.prompt_index, index.sample_index, index.generation)
     stored = keys.take(planned.is_planned(keys))
     latest = np.full(plan.samples, -1, np.int32)  # generation of each planned sample, -1 for none
@@ -59,6 +82,29 @@ def owed_of(index: Index) -> Owed | None:
     owed = (latest < wanted) & ~np.repeat(plan.tombstone, plan.n)
     of_prompt = np.add.reduceat(owed, plan.offsets[:-1], dtype=np.int64)
     there = np.add.reduceat(latest >= 0, plan.offsets[:-1], dtype=np.int64)
-    broken = np.flatnonzero((of_prompt > 0) & (there > 0))
-    example = plan.prompt_ids(broken[:1])[0].as_py() if broken.size else ""
-    return Owed(int(owed.sum()), broken.size, example)
+    broken, samples = np.flatnonzero((of_prompt > 0) & (there > 0)), int(owed.sum())
+    if not samples:
+        return Owed(0)
+    notes = (f"owed: samples of the plan that are yet to be made, or made again: {samples:,}; {RESUME}",)
+    if not broken.size:
+        return Owed(samples, notes=notes)
+    example = plan.prompt_ids(broken[:1])[0].as_py()
+    return Owed(
+        samples,
+        f"{example!r}: some of its samples are yet to be made, or made again (prompts of which that is so: "
+        f"{broken.size:,})",
+        notes=notes,
+    )
+
+
+def _of_runs(index: Index) -> Owed:
+    runs = index.datasets[0].manifest.runs
+    notes = [f"run {brief(run.name)} was merged with {run.owed:,} samples owed" for run in runs if run.owed]
+    known = [run.owed for run in runs if run.owed is not None]
+    lost = sum(run.samples for run in runs) - len(index)
+    if lost > 0:
+        notes.append(f"samples that were merged and are not stored any more: {lost:,}")
+    if not notes:
+        return Owed(0 if len(known) == len(runs) else None)
+    broken = "; ".join(notes[:_NAMED]) + "; ..." * (len(notes) > _NAMED)
+    return Owed(sum(known) + max(0, lost), broken, _MERGE, tuple(notes))

@@ -2,8 +2,9 @@
 
 Follows `main` of PrimeIntellect-ai/prime-rl from September 2026 on, after sampling-mask replay (#3431) and the engine's
 log-probabilities of the masks: `src/prime_rl/transports/batch/{types,filesystem}.py`, `trainer/batch.py`
-(`prepare_batch`), `trainer/rl/{data,train,loss}.py`. v0.9.0 and what came before it know no masks: they refuse these
-files, because position 16 of a micro batch was something else.
+(`prepare_batch`), `trainer/rl/{data,train,loss}.py`. Fields stand where commit 0f59b241 has them; that one passes over
+the log-probabilities of masks, a mask's last item, and knows one field more, at the end, that may be left out. v0.9.0
+and what came before it know no masks: they refuse these files, because position 16 of a micro batch was something else.
 
     batches/step_<N>/rank_<r>.bin    N from 1, a step of the optimizer; r from 0, a data rank
 
@@ -41,7 +42,7 @@ TOP_K_BOUND: Final = 512
 class PrimeRL(ExpertsExporter):
     """A directory that is the trainer's `output_dir`."""
 
-    follows: ClassVar[str] = "main, September 2026 (after #3431)"
+    follows: ClassVar[str] = "main, September 2026 (#3431; fields as in 0f59b241)"
     needs_reward: ClassVar[bool] = True
 
     prompts_per_step: Count = Field(64, description="Prompts, with all their samples, of an optimizer step.")

@@ -32,7 +32,7 @@ from rollgen.format.rewards import ScorerRecord
 from rollgen.format.row_groups import OpenShards, RowGroupCache
 from rollgen.loader.index import open_index, place_of
 from rollgen.loader.order import samples_of, units_of
-from rollgen.loader.samples import SCALARS, Samples, gather, offsets_of
+from rollgen.loader.samples import RUN, SCALARS, VERSIONS, Samples, gather, offsets_of
 from rollgen.ops import group_advantages
 from rollgen.ops.advantages import AdvantageKind
 from rollgen.rollouts import LARGEST_REWARD
@@ -48,6 +48,8 @@ BLOCK_BYTES: Final = 1 << 26
 """The same, where supports, experts or texts make more of them."""
 LISTS: Final = ("prompt_token_ids", "token_ids", "logprobs", "sampling_mask")
 """Columns of tokens that every dataset has."""
+ALL_COLUMNS: Final = (*LISTS, *SCALARS, "support_logprobs", VERSIONS, RUN, "reward", "advantage")
+"""What a file for any tool has of a dataset, experts apart."""
 _NULLABLE: Final = ("stop_reason", "text", "prompt", "metadata")
 _TEXTS: Final = ("text", "prompt", "metadata")
 
@@ -63,7 +65,7 @@ class Block:
     reward: Float64Array | None
     """float64 [B]; None when no reward was named."""
     advantage: Float64Array | None
-    """float64 [B]; None when no reward was named."""
+    """float64 [B]; None when no reward was named, or the trainer makes advantages of it."""
 
     def __len__(self) -> int:
         return len(self.group)
@@ -72,13 +74,14 @@ class Block:
 class Records:
     """All samples of a dataset, by group.
 
-    `reward` names a stored reward; `advantages` is how they become advantages, a `kind` of `ops.group_advantages`.
+    `reward` names a stored reward; `advantages` is how they become advantages, a `kind` of `ops.group_advantages`, or
+    None for a trainer that makes its own.
     With `routed_experts` blocks have those of their tokens.
 
     Raises DatasetError when there is no complete, undamaged dataset, and UsageError when it holds no sample, when it
     holds samples that cannot be replayed (unless `allow_unreplayable`), when a sample has no such reward, when rewards
-    are of prompts of which some samples are owed (unless `allow_incomplete`), when an advantage is larger than float32
-    goes, and when the experts that are asked for are not stored.
+    are of prompts of which some samples are owed, or may be (unless `allow_incomplete`), when an advantage is larger
+    than float32 goes, and when the experts that are asked for are not stored.
     """
 
     def __init__(
@@ -86,13 +89,14 @@ class Records:
         path: str | os.PathLike[str],
         *,
         reward: str | None = None,
-        advantages: AdvantageKind = "mean",
+        advantages: AdvantageKind | None = "mean",
         allow_unreplayable: bool = False,
         allow_incomplete: bool = False,
         routed_experts: bool = False,
     ) -> None:
+        place = place_of(path)
         self._index = open_index(
-            [place_of(path)], allow_unreplayable=allow_unreplayable, rewards=() if reward is None else (reward,)
+            [place], allow_unreplayable=allow_unreplayable, rewards=() if reward is None else (reward,)
         )
         if not len(self._index):
             raise UsageError(f"{os.fspath(path)}: holds no sample")
@@ -108,14 +112,15 @@ class Records:
         """int64 [G], samples of each group."""
         self._offsets = offsets_of(self.group_sizes)
         self._group = np.repeat(np.arange(len(self.group_sizes)), self.group_sizes)
-        self.owed: Owed | None = owed_of(self._index)
-        """What a plan says is yet to be made; None without one."""
+        self.owed: Owed = owed_of(self._index, place)
+        """What is yet to be made."""
         self._reward = self._advantage = None
         if reward is not None and self._index.rewards is not None:
-            if self.owed is not None and not allow_incomplete:
+            if not allow_incomplete:
                 self.owed.check_groups()
             self._reward = self._index.rewards.values[reward][self._chosen]
-            self._advantage = self._advantages(self._reward, advantages)
+            if advantages is not None:
+                self._advantage = self._advantages(self._reward, advantages)
         self.lengths: Int32Array = self._index.tokens[self._chosen]
         """int32 [S], prompt and response tokens of each sample."""
         self.filled: Counter[str] = Counter()

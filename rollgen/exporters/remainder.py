@@ -6,26 +6,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from rollgen.exporters.records import Block
-from rollgen.loader.samples import RUN, VERSIONS
+from rollgen.loader.samples import RUN, SCALARS, VERSIONS
 
 KEY: Final = "rollgen"
 """Under which name the dictionary stands among others: trainers read some names of theirs there."""
-_NAMES: Final = (
-    "prompt_id",
-    "sample_index",
-    "generation",
-    "prompt_index",
-    "finish_reason",
-    "stop_reason",
-    "top_p",
-    "min_p",
-    "top_k",
-    "max_tokens",
-    "seed",
-    "replayable",
-    "metadata",
-    RUN,
-)
+_NAMES: Final = (*(name for name in SCALARS if name not in ("temperature", "text", "prompt")), RUN)
+"""All but what these trainers have fields for."""
 
 
 def remainder_places(dictionary: str) -> Mapping[str, str]:

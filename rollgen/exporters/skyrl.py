@@ -23,17 +23,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from pydantic import Field
 
-from rollgen.exporters.agreement import Agreement, check_steps, equal_groups
-from rollgen.exporters.exporter import Count, ExpertsExporter
+from rollgen.exporters.grouped import GroupedExporter, Steps
 from rollgen.exporters.records import Block, Records
 from rollgen.exporters.remainder import KEY, remainder_places, remainders
 from rollgen.exporters.tensors import save
 from rollgen.loader.samples import Experts
 
 PROMPTS: Final = "prompts.parquet"
-_NAME: Final = "skyrl"
 _MESSAGE: Final = pa.struct([("role", pa.string()), ("content", pa.string())])
 _SCHEMA: Final = pa.schema([("prompt", pa.list_(_MESSAGE)), ("group", pa.int64())])
 _ROUTING: Final = (
@@ -48,59 +45,55 @@ _PLACES: Final = {
     "sampling_mask": "rollout_sample_support",
     "finish_reason": f"stop_reasons, samples.{KEY}.finish_reason",
     "reward": "rewards",
-    "advantage": "made of the rewards by the trainer",
     "temperature": "generator.sampling_params.temperature",
 }
 
 
-class SkyRL(ExpertsExporter):
+class SkyRL(GroupedExporter):
     """Equally many samples of each prompt, in files of some 250,000 tokens."""
 
     follows: ClassVar[str] = "skyrl 0.4.0"
-    needs_reward: ClassVar[bool] = True
-
-    prompts_per_step: Count = Field(64, description="Prompts of a step; all of them, when they are fewer.")
+    name: ClassVar[str] = "skyrl"
 
     @property
     def places(self) -> Mapping[str, str]:
         return _PLACES | ({"routed_experts": "rollout_expert_indices"} if self.routed_experts else {})
 
     def write(self, records: Records, directory: Path) -> Sequence[str]:
-        samples = equal_groups(records, _NAME)
-        prompts = min(self.prompts_per_step, len(records.group_sizes))
-        check_steps(records, _NAME, prompts)  # its loader would drop the rest of each epoch
-        drawn = Agreement(records, _NAME)
+        steps = self.steps(records)
         with pq.ParquetWriter(directory / PROMPTS, _SCHEMA) as writer:
             for number, block in enumerate(records.blocks()):
-                drawn.see(block)
+                steps.drawn.see(block)
                 save(_content(block), directory / f"samples-{number:06d}.pt")
                 writer.write_table(_prompts(block))
-        return [
-            "skyrl: give the trainer a generator that reads these files (docs/export.md)",
-            " ".join([*_settings(drawn, prompts, samples), *(_ROUTING if self.routed_experts else ())]),
-        ]
+        advice = ["skyrl: give the trainer a generator that reads these files (docs/export.md)"]
+        if steps.drawn.truncated:
+            advice.append(
+                "skyrl: top_k below is the width of its arrays, that of the widest support: it samples nothing"
+            )
+        return [*advice, " ".join([*_settings(steps), *(_ROUTING if self.routed_experts else ())])]
 
 
-def _settings(drawn: Agreement, prompts: int, samples: int) -> Sequence[str]:
+def _settings(steps: Steps) -> Sequence[str]:
     """What SkyRL's command line needs.
 
     Its default loss takes for pi_old what the trainer's own model says when a step begins; `rollout_is` takes what is
     stored. It evaluates before training unless it is told not to, and refuses a mini batch above the batch.
     """
     settings = [
-        f"skyrl: data.train_data=\"['PATH/{PROMPTS}']\"",
-        f"trainer.train_batch_size={prompts}",
-        f"trainer.policy_mini_batch_size={prompts}",
-        f"generator.n_samples_per_prompt={samples}",
-        f"generator.sampling_params.temperature={drawn.temperature}",
+        f"skyrl (PATH: this directory): data.train_data=\"['PATH/{PROMPTS}']\"",
+        f"trainer.train_batch_size={steps.prompts}",  # its loader would drop the rest of each epoch
+        f"trainer.policy_mini_batch_size={steps.prompts}",
+        f"generator.n_samples_per_prompt={steps.samples}",
+        f"generator.sampling_params.temperature={steps.drawn.temperature}",
         "trainer.algorithm.policy_loss_type=rollout_is",
         "trainer.eval_interval=-1",
     ]
-    if drawn.truncated:
+    if steps.drawn.truncated:
         settings += [
             "trainer.algorithm.enable_sample_support_replay=true",
             "generator.inference_engine.enable_return_sample_support_set=true",
-            f"generator.sampling_params.top_k={max(drawn.widest, 2)}",  # it takes 1 for no sampling at all
+            f"generator.sampling_params.top_k={max(steps.drawn.widest, 2)}",  # it takes 1 for no sampling at all
         ]
     return settings
 

@@ -17,7 +17,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from rollgen.exporters.debug_rollouts import DebugRollouts, Row, Written
+from rollgen.exporters.debug_rollouts import DebugRollouts, Row
+from rollgen.exporters.grouped import Steps
 
 NEVER_CUTS = 0.9999
 """A top_p that slime does not take for off; nothing is sampled with it."""
@@ -41,12 +42,12 @@ class Slime(DebugRollouts):
             fields["rollout_top_p_token_offsets"] = row.mask_offsets.to(torch.int32)
         return fields
 
-    def advice(self, written: Written) -> list[str]:
-        drawn = written.drawn
+    def advice(self, steps: Steps, *, support_logprobs: bool) -> list[str]:
+        drawn = steps.drawn
         top_p = min(drawn.top_p, NEVER_CUTS) if drawn.truncated else 1.0  # not 0.99999999, which is printed as 1
         return [
-            "slime: --load-debug-rollout-data 'PATH/{rollout_id}.pt' --use-rollout-logprobs "
+            "slime (PATH: this directory): --load-debug-rollout-data 'PATH/{rollout_id}.pt' --use-rollout-logprobs "
             f"--rollout-temperature {drawn.temperature} --rollout-top-p {top_p:.6g} "
-            f"--rollout-batch-size {written.prompts} --n-samples-per-prompt {written.samples} "
-            f"--global-batch-size {written.prompts * written.samples} --num-rollout {written.steps}"
+            f"--rollout-batch-size {steps.prompts} --n-samples-per-prompt {steps.samples} "
+            f"--global-batch-size {steps.prompts * steps.samples} --num-rollout {steps.number}"
         ]

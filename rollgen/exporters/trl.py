@@ -22,9 +22,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rollgen.exporters.exporter import ExpertsExporter
-from rollgen.exporters.records import LISTS, Records
+from rollgen.exporters.records import ALL_COLUMNS, Records
 from rollgen.exporters.table import table_of
-from rollgen.loader.samples import RUN, SCALARS, VERSIONS
 
 FILE: Final = "train.parquet"
 _RENAMED: Final = {"prompt_token_ids": "prompt_ids", "token_ids": "completion_ids"}
@@ -39,8 +38,7 @@ class TRL(ExpertsExporter):
 
     @property
     def places(self) -> Mapping[str, str]:
-        names = [*LISTS, *SCALARS, "support_logprobs", VERSIONS, RUN, "reward", "advantage"]
-        return {name: _RENAMED.get(name, name) for name in names + ["routed_experts"] * self.routed_experts}
+        return {name: _RENAMED.get(name, name) for name in [*ALL_COLUMNS, *["routed_experts"] * self.routed_experts]}
 
     def write(self, records: Records, directory: Path) -> Sequence[str]:
         tables = (_renamed(table_of(block)) for block in records.blocks())

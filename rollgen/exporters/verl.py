@@ -24,8 +24,7 @@ import torch
 from pydantic import Field
 
 from rollgen.errors import UsageError
-from rollgen.exporters.agreement import Agreement, check_steps, equal_groups
-from rollgen.exporters.exporter import Count, ExpertsExporter
+from rollgen.exporters.grouped import GroupedExporter
 from rollgen.exporters.records import Block, Records
 from rollgen.exporters.remainder import KEY, remainder_places, remainders
 from rollgen.exporters.tensors import part, save, supports_of
@@ -34,7 +33,6 @@ from rollgen.loader.samples import Experts, Samples
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-_NAME: Final = "verl"
 _PLACES: Final = {
     **remainder_places("extra_fields"),
     "prompt_token_ids": "prompts, input_ids",
@@ -42,19 +40,17 @@ _PLACES: Final = {
     "logprobs": "rollout_log_probs",
     "prompt": "raw_prompt",
     "reward": "rm_scores",
-    "advantage": "made of the rewards by the trainer",
     "temperature": "actor_rollout_ref.rollout.temperature",
 }
 _MASKS: Final = "sampling_mask_ids, sampling_mask_offsets"
 
 
-class Verl(ExpertsExporter):
+class Verl(GroupedExporter):
     """Steps of equally many prompts with equally many samples."""
 
     follows: ClassVar[str] = "0.9.1"
-    needs_reward: ClassVar[bool] = True
+    name: ClassVar[str] = "verl"
 
-    prompts_per_step: Count = Field(64, description="Prompts of a step; all of them, when they are fewer.")
     carry_masks: bool = Field(False, description="Take what was truncated: the trainer reads the fields of the masks.")
 
     @property
@@ -63,24 +59,21 @@ class Verl(ExpertsExporter):
         return _PLACES | masks | ({"routed_experts": "routed_experts"} if self.routed_experts else {})
 
     def write(self, records: Records, directory: Path) -> Sequence[str]:
-        samples = equal_groups(records, _NAME)
-        prompts = min(self.prompts_per_step, len(records.group_sizes))
-        check_steps(records, _NAME, prompts)
-        drawn, steps = Agreement(records, _NAME), len(records.group_sizes) // prompts
-        if drawn.truncated and not self.carry_masks:
+        steps = self.steps(records)
+        if steps.drawn.truncated and not self.carry_masks:
             raise UsageError(
                 "verl replays no sampling masks: samples that were truncated would be trained with ratios that are "
                 "off by the mass that was cut; take --to prime-rl, skyrl, slime or miles, or --option "
                 "carry_masks=true for a trainer that reads sampling_mask_ids"
             )
-        for step, block in enumerate(records.blocks(prompts), 1):
+        for step, block in enumerate(records.blocks(steps.prompts), 1):
             save(self._step(block, step), directory / f"{step}.pt")
         return [
             "verl: first make its own tq_batch.pt of each file (docs/export.md)",
-            f"verl: data.train_batch_size={prompts} actor_rollout_ref.rollout.n={samples} "
-            f"actor_rollout_ref.rollout.temperature={drawn.temperature} trainer.use_v1=True "
+            f"verl: data.train_batch_size={steps.prompts} actor_rollout_ref.rollout.n={steps.samples} "
+            f"actor_rollout_ref.rollout.temperature={steps.drawn.temperature} trainer.use_v1=True "
             f"algorithm.rollout_correction.bypass_mode=True skip.rollout_tq.enable=True skip.rollout_tq.action=cache "
-            f"skip.rollout_tq.steps=[{','.join(map(str, range(1, steps + 1)))}]",
+            f"skip.rollout_tq.steps=[{','.join(map(str, range(1, steps.number + 1)))}]",
         ]
 
     def _step(self, block: Block, step: int) -> dict[str, Any]:
@@ -123,7 +116,7 @@ def _tensors(block: Block, number: int) -> dict[str, torch.Tensor]:
         "responses": response,
         "response_mask": trained,
         "loss_mask": trained.clone(),
-        "rollout_log_probs": torch.from_numpy(samples.logprobs[tokens].copy()),
+        "rollout_log_probs": torch.from_numpy(samples.logprobs[tokens]),
         "rm_scores": score,
         "input_ids": torch.cat([prompt, response]),
         "position_ids": torch.arange(len(prompt) + len(response)),

@@ -70,7 +70,7 @@ class RowGroupFilling:
         return closed
 
 
-def stored_sizes(table: pa.Table) -> list[RowSize]:
+def stored_sizes(table: pa.Table) -> Iterator[RowSize]:
     """Of each row of a table with all columns."""
     masks = nested_ragged(table["sampling_mask"])
     ids = np.diff(masks.offsets[masks.row_offsets])
@@ -82,7 +82,7 @@ def stored_sizes(table: pa.Table) -> list[RowSize]:
     if "routed_experts" in table.column_names:
         experts = pc.list_value_length(table["routed_experts"]).to_numpy()
     columns = (table["response_length"].to_numpy(), ids, characters, experts)
-    return [RowSize(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+    return map(RowSize._make, zip(*(column.tolist() for column in columns), strict=True))
 
 
 def _characters_of_lists(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:

@@ -58,6 +58,18 @@ class Keys(NamedTuple):
             step = np.where(step == 0, (column[1:] > column[:-1]).astype(np.int64) - (column[1:] < column[:-1]), step)
         return step
 
+    def last_rows_of(self, asked: Keys) -> Int64Array:
+        """int64 [N]: of each of the N `asked` the last row that has its key, -1 where none has. A sort, and no loop."""
+        count = len(self.prompt_index)
+        both = Keys.joined([self, asked])
+        order = both.order()  # stable: of equal keys first ours, the last one last
+        sample = np.cumsum(np.append(0, both.take(order).steps() != 0))[: len(order)]
+        latest = np.maximum.accumulate(np.where(order < count, np.arange(len(order)), -1))
+        found = (latest >= 0) & (sample[latest] == sample)
+        rows = np.full(len(order), -1)
+        rows[order[found]] = order[latest[found]]
+        return rows[count:]
+
     def unique_order(self, shard_of: Callable[[int], StoredShard]) -> Int64Array:
         """As `order`. Raises DatasetError when a key is there twice: a shard was copied; `shard_of` a row names it."""
         order = self.order()

@@ -190,6 +190,11 @@ class Manifest(_Section):
         }
 
     @property
+    def is_planless(self) -> bool:
+        """Whether its prompts come one by one, so that there is no plan and nothing is owed."""
+        return bool(self.identity.get(PLANLESS))
+
+    @property
     def run_names(self) -> tuple[str, ...]:
         """Of a merged dataset, the values of the column `run`; none of any other."""
         return tuple(run.name for run in self.runs)

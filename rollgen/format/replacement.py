@@ -97,8 +97,11 @@ def prepare_retired(directory: Path, names: Iterable[str]) -> None:
 def decide(directory: Path, replacement: Replacement) -> None:
     """Write the record: from now on the replacement will happen. The new shards are on disk already.
 
-    Raises OSError, nothing having changed, when there is no room for record and journal.
+    Raises OSError, nothing having changed, when there is no room for record and journal, and DatasetError for a record
+    that would be refused.
     """
+    if problem := _problem(replacement):
+        raise DatasetError(f"{directory}: cannot be compacted: {problem}; nothing has changed")
     record = _record_temporary(directory, replacement.writer)
     content = asdict(replacement)
     try:

@@ -1,6 +1,6 @@
 """Who writes the rewards of one name: the lock, the names of parts, and the commit of each.
 
-Steps as for a shard: temporary name, closed, read back with checksums, fsynced, linked to a name that is free,
+Steps as for a shard: temporary name, fsynced, closed, read back with checksums, linked to a name that is free,
 directory fsynced. There is no journal: a part vouches for itself. One that was being written when its writer died was
 never seen, and goes with the next one. A part only goes when nothing of it is in force any more.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Self
 
@@ -17,7 +18,7 @@ import pyarrow.parquet as pq
 
 from rollgen.errors import DatasetError, ResumeRefused
 from rollgen.format.commit import is_same_file, open_lock, writable
-from rollgen.format.files import new_file, refuse_links
+from rollgen.format.files import new_file, refuse_links, remove_leftover
 from rollgen.format.manifest import fsync_directory
 from rollgen.format.parquet import open_parquet
 from rollgen.format.rewards import (
@@ -60,14 +61,16 @@ class RewardWriter:
 
     def __enter__(self) -> Self:
         refuse_links(self._dataset)
-        with writable(self._lock_path):
+        with writable(self._lock_path), ExitStack() as on_error:
+            on_error.callback(self.__exit__)
             self._lock = open_lock(self._lock_path, wait=False)
             if self._lock is None:
                 raise ResumeRefused(
                     f"{self._lock_path}: another rollgen is making these rewards; wait for it, or stop it"
                 )
             for leftover in self._place.glob(f".tmp-{self._name}-*"):
-                leftover.unlink()
+                remove_leftover(leftover)
+            on_error.pop_all()
         return self
 
     def __exit__(self, *exc: object) -> None:

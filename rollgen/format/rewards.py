@@ -5,7 +5,7 @@ has their CRC-32, and where it is not that of the stored tokens the sample was m
 that is there twice the later row counts: sequence by sequence, and row by row in each.
 
     name       of the rewards; any number of them lie side by side
-    part       one file, committed as a shard is: read back with checksums, fsynced, linked to a name that is free
+    part       one file, committed as a shard is: fsynced, read back with checksums, linked to a name that is free
     scoring    1, 2, ...: one pass of one scorer over the dataset, over any number of runs and parts
     in force   of the scorings of a name the last one with a part that closes it, or else the first one. What is not in
                force is a rescoring that goes on, or what one has replaced: readers never see two scorers at a time
@@ -48,15 +48,15 @@ from rollgen.format.schema import (
     REWARDS_DIR,
     REWARDS_KEY,
 )
-from rollgen.rollouts import LARGEST_REWARD
+from rollgen.rollouts import LARGEST_REWARD, REWARD
 
 if TYPE_CHECKING:
     from rollgen.rollouts import Int64Array
 
     Float64Array = npt.NDArray[np.float64]
 
-REWARD: Final = "reward"
-"""The column that every file has; further ones are the scorer's."""
+MAX_FURTHER: Final = 64
+"""Further values that a scorer may give over all answers: each is a column."""
 _ERROR: Final = "error"
 """The column that says why there is none."""
 _NAME: Final = re.compile(r"[A-Za-z0-9_]{1,100}")
@@ -137,16 +137,8 @@ class Rewards(NamedTuple):
         return {name: self._at(values, row, stands) for name, values in self.values.items()}
 
     def rows_of(self, keys: Keys) -> Int64Array:
-        """int64 [N]: the row that counts of each of these keys, -1 for one that has none. A sort, and no loop."""
-        count = len(self.tokens_crc32)
-        both = Keys.joined([self.keys, keys])
-        order = both.order()  # stable: of equal keys first the rewards, the one that counts last
-        sample = np.cumsum(np.append(0, both.take(order).steps() != 0))[: len(order)]
-        latest = np.maximum.accumulate(np.where(order < count, np.arange(len(order)), -1))
-        found = (latest >= 0) & (sample[latest] == sample)
-        rows = np.full(len(order), -1)
-        rows[order[found]] = order[latest[found]]
-        return rows[count:]
+        """int64 [N]: the row that counts of each of these keys, -1 for one that has none."""
+        return self.keys.last_rows_of(keys)
 
     @staticmethod
     def _at(values: Float64Array, row: Int64Array, stands: npt.NDArray[np.bool_]) -> Float64Array:

@@ -9,7 +9,6 @@ Everything that comes from the data is escaped: it can be neither Markdown nor H
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 from contextlib import suppress
@@ -27,6 +26,7 @@ from rollgen.format.manifest import read_manifest
 from rollgen.format.reader import open_dataset
 from rollgen.format.schema import shard_schema
 from rollgen.inert import brief, shorten
+from rollgen.inspect.provenance import owed_when_merged, provenance, setting
 from rollgen.inspect.stats import settings_of, stats_of
 from rollgen.inspect.terminal import counted, number, share
 
@@ -140,22 +140,20 @@ def write_card(directory: Path, *, url: str | None = None) -> None:
     front_matter = _kept_front_matter(card)
     if front_matter is None:
         return
-    if url is None:
-        text = dataset_card(stats_of(open_dataset(directory), rewards=False))
-    else:
-        text = journal_card(directory, url)
+    text = dataset_card(stats_of(open_dataset(directory))) if url is None else journal_card(directory, url)
     temporary = directory / f".tmp-{CARD_FILE}-{os.getpid()}"
     try:
         with new_file(temporary) as file:
             file.write((front_matter + text + _mark(text)).encode())
+        with suppress(FileNotFoundError):  # who started meanwhile took it for a leftover, and will write a newer one
+            os.replace(temporary, card)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise DatasetError(
             f"{card}: cannot be written: {error.strerror or error}; the samples are stored, and whole "
             "without it; the next run that stores some writes it"
         ) from error
-    with suppress(FileNotFoundError):  # whoever started meanwhile took it for a leftover, and will write a newer one
-        os.replace(temporary, card)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def refresh_card(directory: Path, *, remote: Remote | None = None) -> None:
@@ -196,7 +194,7 @@ def _card(name: str, manifest: Manifest, figures: Iterable[tuple[str, str]]) -> 
         LOADING,
         *([RETRIED] if manifest.retries else []),
         "## How it was sampled\n",
-        _table(("key", "value"), _provenance(manifest)),
+        _table(("key", "value"), _sampled(manifest)),
         *([MERGED, _runs(manifest)] if manifest.runs else []),
         "## Figures\n",
         _table(("figure", "value"), figures),
@@ -217,29 +215,18 @@ def _introduction(name: str, manifest: Manifest) -> str:
     )
 
 
-def _provenance(manifest: Manifest) -> Iterable[tuple[str, str]]:
-    model = manifest.model
-    yield "model", markdown(model.name + (f" @ {model.revision}" if model.revision else ""))
-    yield "dtype", markdown(model.dtype)
-    yield "context", f"{model.context_length:,} tokens"
-    yield "vocabulary", f"{manifest.vocab_size:,} (model), {manifest.tokenizer_vocab_size:,} (tokenizer)"
-    for attempt in manifest.attempts[-1:]:
-        yield "engine", markdown(f"{attempt.engine.name} {attempt.engine.version} on {attempt.engine.device}")
-        yield "order of truncation", markdown(attempt.engine.processors)
-        yield "prompts", markdown(", ".join(source.name for source in attempt.prompts))
-    yield "supports read by", markdown(manifest.capture)
+def _sampled(manifest: Manifest) -> Iterable[tuple[str, str]]:
+    for label, text in provenance(manifest).items():
+        yield label, markdown(text)
     for name, value in settings_of(manifest).items():
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        yield f"`{name}`", markdown(shorten(text, _SETTING))
-    yield "config digest", f"`{manifest.config_digest}`"
-    yield "format", f"rollgen {markdown(manifest.format_version)}"
+        yield f"`{name}`", markdown(shorten(setting(value), _SETTING))
 
 
 def _runs(manifest: Manifest) -> str:
     """How each run of a merged dataset was sampled."""
     sections = []
     for run in manifest.runs:
-        own = [(key, value) for key, value in _provenance(manifest.of_run(run)) if key not in _OF_ALL]
+        own = [(key, value) for key, value in _sampled(manifest.of_run(run)) if key not in _OF_ALL]
         sections += [f"### {markdown(run.name)}\n", _table(("key", "value"), own)]
     return "\n".join(sections)
 
@@ -247,8 +234,9 @@ def _runs(manifest: Manifest) -> str:
 def _figures(stats: DatasetStats) -> Iterable[tuple[str, str]]:
     samples, support, logprobs = stats.samples, stats.support, stats.logprobs
     yield "samples", f"{samples.samples:,}, of {samples.prompts:,} prompts"
-    for run in stats.runs:
-        yield f"of run {markdown(run.name)}", f"{run.samples:,}, of {run.prompts:,} prompts"
+    for record, run in zip(stats.manifest.runs, stats.runs, strict=True):
+        owed = f"; {counted(missing, 'sample')} owed when merged" if (missing := owed_when_merged(record)) else ""
+        yield f"of run {markdown(run.name)}", f"{run.samples:,}, of {run.prompts:,} prompts{owed}"
     if (plan := stats.plan) is not None:
         yield "planned samples", f"{plan.samples:,}, of which owed: {plan.owed:,}"
         yield "input rows skipped", f"{plan.tombstones:,}"
@@ -289,9 +277,9 @@ def _mark(text: str) -> str:
 def _kept_front_matter(card: Path) -> str | None:
     """The front matter to write: that of a card whose text is as it was written, or a new one without a card.
 
-    None for a card that is to be left alone: a link or a pipe is somebody's, whatever comes out of it, and so is what
-    is no UTF-8, does not begin with the rule of a front matter, or is larger than any card. Raises DatasetError when it
-    cannot be read.
+    Empty for a card of which it was removed. None for a card that is to be left alone: a link or a pipe is somebody's,
+    whatever comes out of it, and so is what is no UTF-8, has another text before its own, or is larger than any card.
+    Raises DatasetError when it cannot be read.
     """
     if not os.path.lexists(card):
         return FRONT_MATTER
@@ -308,7 +296,7 @@ def _kept_front_matter(card: Path) -> str | None:
         ) from error
     whole = content[: -len(_mark(""))]
     if content == whole + _mark(whole):  # the mark of 0.1.0 was of the front matter too, which nobody has edited then
-        return FRONT_MATTER
+        return FRONT_MATTER if whole.startswith(_RULE[1:]) else ""  # else somebody has taken it away
     front_matter, rule, rest = content.partition(_RULE)
     text = rest[: -len(_mark(""))]
     is_ours = content.startswith(_RULE[1:]) and rest == text + _mark(text)

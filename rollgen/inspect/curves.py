@@ -18,7 +18,7 @@ import numpy.typing as npt
 import polars as pl
 
 from rollgen.format.schema import DATA_DIR
-from rollgen.inspect.scan import collect, current_rows, named, tally
+from rollgen.inspect.scan import bins, collect, current_rows, named, tally
 from rollgen.inspect.throughput import Throughput, throughput
 
 if TYPE_CHECKING:
@@ -30,9 +30,10 @@ if TYPE_CHECKING:
 STRETCHES: Final = 64
 """Parts of the longest response that are told apart, at most."""
 NAT_BINS: Final = 256
-"""Bins per nat: quartiles of surprisal and entropy are exact to one, rounded down; means are exact."""
+"""Bins per nat: quartiles of surprisal and entropy are exact to one, rounded down, as far as MOST_BINS; means are
+exact."""
 LOGPROB_BARS: Final = 48
-"""Bars of the histogram of logprobs, at most."""
+"""Bars of the histogram of logprobs, at most, and each of a nat at most: the first may reach further."""
 LENGTH_BARS: Final = 40
 """Bars of a histogram of lengths, at most."""
 OTHER_REASONS: Final = "other reasons"
@@ -73,7 +74,9 @@ class Stretch:
 class LogprobBar:
     """Tokens with `low` < logprob <= `high`, in nats."""
 
-    low: float
+    low: float | None
+    """None for a first bar of all tokens of at most `high`: a few may lie so far out that bars of one width would have
+    all others in one."""
     high: float
     tokens: int
     singletons: int
@@ -109,12 +112,12 @@ class Curves:
 def curves_of(dataset: StoredDataset, stats: DatasetStats) -> Curves:
     """The curves of a dataset whose figures are `stats`. Raises DatasetError when it is damaged."""
     longest = stats.samples.response_length
-    speed = throughput(dataset)
-    if longest is None:
-        return Curves((), (), (), (), speed)
-    rows, width = current_rows(dataset), max(1, -(-int(longest.max) // STRETCHES))
-    reasons = tuple(stats.samples.finish_reasons)
     with named(dataset.directory / DATA_DIR):
+        speed = throughput(dataset)
+        if longest is None:
+            return Curves((), (), (), (), speed)
+        rows, width = current_rows(dataset), max(1, -(-int(longest.max) // STRETCHES))
+        reasons = tuple(stats.samples.finish_reasons)
         sizes, surprisals, entropies = _token_tables(rows, width, support=dataset.manifest.support_logprobs)
         prompts, responses = _length_tables(rows, reasons)
     return Curves(
@@ -140,8 +143,9 @@ def _token_tables(rows: pl.LazyFrame, width: int, *, support: bool) -> tuple[pl.
     masses = pl.col("support_logprobs").list.eval(pl.element().cast(pl.Float64).exp() * pl.element())
 
     def binned(nats: pl.Expr, *more: pl.Expr) -> pl.LazyFrame:
-        bins = (nats * NAT_BINS).floor().clip(0).cast(pl.Int64).alias("bin")
-        return tokens.group_by(stretch, bins, *more).agg(tally("place").alias("tokens"), nats.sum().alias("total"))
+        return tokens.group_by(stretch, bins((nats * NAT_BINS).floor()), *more).agg(
+            tally("place").alias("tokens"), nats.sum().alias("total")
+        )
 
     by_size = tokens.group_by(stretch, size.alias("size")).agg(tally("place").alias("tokens"))
     tables = [by_size, binned(surprisal, size.eq_missing(1).alias("single"))]
@@ -198,17 +202,20 @@ def _quartiles(values: Ints, counts: Ints) -> tuple[float, float, float]:
 
 
 def _logprob_bars(surprisals: pl.DataFrame) -> Iterator[LogprobBar]:
-    """Bars of a width of 2^k nats that is a whole number of bins, the least that makes no more than LOGPROB_BARS."""
-    bins, tokens = surprisals["bin"].to_numpy(), surprisals["tokens"].to_numpy()
-    width = 16
-    while int(bins.max(initial=0)) // width >= LOGPROB_BARS:
+    """Bars of a width of 2^k nats, 1 at most, that is a whole number of bins: the least that makes no more than
+    LOGPROB_BARS. What is beyond these is in the first, which is then open."""
+    places, tokens = surprisals["bin"].to_numpy(), surprisals["tokens"].to_numpy()
+    farthest, width = int(places.max(initial=0)), 16
+    while width < NAT_BINS and farthest // width >= LOGPROB_BARS:
         width *= 2
-    bars = bins // width
+    is_open = farthest // width >= LOGPROB_BARS
+    bars = np.minimum(places // width, LOGPROB_BARS - 1)
     all_tokens = np.bincount(bars, tokens).astype(np.int64).tolist()
     singletons = np.bincount(bars, tokens * surprisals["single"].to_numpy()).astype(np.int64).tolist()
     nats = width / NAT_BINS
     for number in reversed(range(len(all_tokens))):
-        yield LogprobBar(-(number + 1) * nats, 0.0 - number * nats, all_tokens[number], singletons[number])
+        low = None if is_open and number == LOGPROB_BARS - 1 else -(number + 1) * nats
+        yield LogprobBar(low, 0.0 - number * nats, all_tokens[number], singletons[number])
 
 
 def _length_bars(table: pl.DataFrame, reasons: list[str]) -> Iterator[LengthBar]:

@@ -21,17 +21,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from rollgen.errors import DatasetError
-from rollgen.format.files import read_regular
+from rollgen.format.layout import TOKENIZER_FILE
 from rollgen.format.schema import TOKENIZER_DIR
+from rollgen.prompts.fingerprint import read_tokenizer_file
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 REPLACEMENT: Final = "\ufffd"
 """What decoders put where bytes are not (yet) UTF-8."""
-TOKENIZER_FILE: Final = "tokenizer.json"
-_MAX_FILE_BYTES: Final = 64 << 20
-"""Twice the largest tokenizer in use (a vocabulary of 262,144)."""
 _MAX_ID: Final = (1 << 32) - 1
 """The largest id that a tokenizer can have."""
 _LONGEST_CELL: Final = 12
@@ -148,11 +146,11 @@ def load_decoder(directory: Path) -> Decoder:
     Raises DatasetError for one that cannot be read or decoded with.
     """
     path = directory / TOKENIZER_DIR / TOKENIZER_FILE
-    if not path.exists():
+    content = read_tokenizer_file(directory, TOKENIZER_FILE)
+    if content is None:
         return Decoder(None)
     with _tokenizer_errors(path):
-        settings = json.loads(read_regular(path, _MAX_FILE_BYTES))
-        return Decoder(_load(settings), path)
+        return Decoder(_load(json.loads(content)), path)
 
 
 def _load(settings: dict[str, Any]) -> Tokenizer:

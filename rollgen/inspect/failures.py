@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import polars as pl
 
 from rollgen.format.failures import read_failures
+from rollgen.inspect.scan import collect
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,9 +29,11 @@ class ErrorCount:
 
 @dataclass(frozen=True, slots=True)
 class FailureStats:
-    """Samples that failed and are not stored."""
+    """Samples that failed, and of which the row that was to be made is not stored."""
 
     samples: int
+    retries: int
+    """Of these, those that were to be made again, and whose earlier row is stored."""
     by_stage: dict[str, int]
     """Most frequent first; stages: input, engine, capture, invariant."""
     errors: tuple[ErrorCount, ...]
@@ -45,12 +48,15 @@ def failure_stats(directory: Path, stored: pl.LazyFrame) -> FailureStats:
     """
     lines = [tuple(getattr(line, name) for name in _SCHEMA) for line in read_failures(directory)]
     latest = pl.LazyFrame(lines, schema=_SCHEMA, orient="row").unique(list(_KEY), keep="last", maintain_order=True)
-    failed = latest.join(stored.select(list(_KEY)), on=list(_KEY), how="anti")
+    rows = stored.select(list(_KEY))
+    failed = latest.join(rows, on=list(_KEY), how="anti")
+    again = failed.filter(pl.col("generation") > 0).join(rows, on=list(_KEY)[:2], how="semi")
     kinds = failed.group_by("stage", "error").len().sort(["len", "stage", "error"], descending=[True, False, False])
-    table = kinds.collect(engine="streaming")
+    table, retries = collect(kinds, again.select(pl.len()))
     stages = table.group_by("stage").agg(pl.col("len").sum()).sort(["len", "stage"], descending=[True, False])
     return FailureStats(
         samples=int(table["len"].sum()),
+        retries=int(retries.item()),
         by_stage=dict(stages.iter_rows()),
         errors=tuple(ErrorCount(*row) for row in table.head(_ERRORS).iter_rows()),
     )

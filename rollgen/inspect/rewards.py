@@ -13,12 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from rollgen.format.keys import Keys, read_rows
-from rollgen.format.rewards import REWARD, reward_names, rewards_in_force, stored_checksums
+from rollgen.format.rewards import reward_names, rewards_in_force, stored_checksums
+from rollgen.rollouts import REWARD
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from rollgen.format.reader import StoredDataset
+    from rollgen.format.rewards import Rewards
     from rollgen.rollouts import Int64Array
 
 
@@ -69,19 +71,26 @@ class RewardStats:
     """Names of further values that the scorer gave."""
 
 
-def reward_stats(dataset: StoredDataset) -> tuple[RewardStats, ...]:
+def stored_rewards(dataset: StoredDataset) -> dict[str, Rewards]:
+    """Those in force now, by name: a rescoring may end at any time, and what is told of them is to be of one scorer.
+
+    Raises DatasetError for damage.
+    """
+    directory, config_digest = dataset.directory, dataset.manifest.config_digest
+    return {name: rewards_in_force(directory, name, config_digest, None) for name in reward_names(directory)}
+
+
+def reward_stats(dataset: StoredDataset, stored: Mapping[str, Rewards]) -> tuple[RewardStats, ...]:
     """Of each name. Raises DatasetError for damage."""
-    names = reward_names(dataset.directory)
-    if not names:
+    if not stored:
         return ()
     rows = read_rows(dataset.shards)
     current = rows.current()
     keys, checksums = rows.keys.take(current), stored_checksums(dataset.shards)[current]
-    return tuple(_stats(dataset, name, keys, checksums) for name in names)
+    return tuple(_stats(name, rewards, keys, checksums) for name, rewards in stored.items())
 
 
-def _stats(dataset: StoredDataset, name: str, keys: Keys, checksums: Int64Array) -> RewardStats:
-    rewards = rewards_in_force(dataset.directory, name, dataset.manifest.config_digest, None)
+def _stats(name: str, rewards: Rewards, keys: Keys, checksums: Int64Array) -> RewardStats:
     values = rewards.of(keys, checksums)[REWARD]
     there = ~np.isnan(values)
     return RewardStats(

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rollgen.inert import plain, shorten
-from rollgen.inspect.terminal import facts, line, number
+from rollgen.inspect.terminal import facts, line, number, show
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -82,7 +82,7 @@ def percent(probability: float) -> str:
 def render_sample(sample: Sample, console: Console, at: int | None = None) -> None:
     """Print a completion; with `at`, the support of that token in place of the response."""
     position = None if at is None else sample.position(at)
-    console.print(facts(_header(sample)))
+    show(console, facts(_header(sample)))
     if position is None:
         _print_texts(sample, console)
     else:
@@ -126,7 +126,7 @@ def _cut(column: Column, width: int) -> Column:
 
 def _header(sample: Sample) -> Iterator[Row]:
     completion, sampling = sample.completion, sample.completion.sampling
-    planned = "" if sample.n is None else f" of {sample.n:,}"
+    planned = "" if sample.n is None else f" of 0-{sample.n - 1}"
     reason = completion.finish_reason + (f" ({completion.stop_reason})" if completion.stop_reason else "")
     yield "Prompt id", line(completion.prompt_id)
     if completion.run is not None:
@@ -226,7 +226,7 @@ def _print_support(sample: Sample, position: int, console: Console) -> None:
         return
     if completion.support_logprobs is None:
         console.print("Only the sampled id's probability is stored (--support-logprobs stores all).")
-    console.print(_support_table(support))
+    show(console, _support_table(support))
 
 
 def _support_table(support: Sequence[SupportId]) -> Table:

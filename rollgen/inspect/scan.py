@@ -3,7 +3,7 @@
     scan        all rows of all shards
     current     of these the latest row of each sample
     collect     runs queries over one scan together, which reads it once
-    named       turns what Polars raises into one line
+    named       turns what reading raises into one line
 
 Polars does not check page checksums: `stats_of` hashes every shard against its journal line before anything is scanned.
 What the invariants of `schema/SPEC.md` say of single rows is taken as true.
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 import polars as pl
 
-from rollgen.errors import DatasetError
+from rollgen.errors import DatasetError, MissingFile, Unreadable
 from rollgen.format.schema import shard_schema
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from rollgen.format.reader import StoredDataset, StoredShard
 
 SAMPLE: Final = ("prompt_index", "sample_index")
+MOST_BINS: Final = 1 << 52
+"""Of a table of values: float64 holds each of these numbers."""
 
 
 def scan(shards: Sequence[StoredShard], manifest: Manifest) -> pl.LazyFrame:
@@ -68,6 +70,12 @@ def collect(*frames: pl.LazyFrame) -> list[pl.DataFrame]:
     return pl.collect_all(frames, engine="streaming")
 
 
+def bins(numbers: pl.Expr) -> pl.Expr:
+    """Whole numbers of at least 0 as int64, called `bin`: none beyond MOST_BINS, which a finite logprob can reach. What
+    is not finite is damage, and cannot be cast."""
+    return pl.when(numbers.is_finite()).then(numbers.clip(0, MOST_BINS)).otherwise(numbers).cast(pl.Int64).alias("bin")
+
+
 def tally(column: str) -> pl.Expr:
     """Values of a non-null token column as int64; `pl.len()` would wrap at 2^32 tokens."""
     return pl.col(column).is_not_null().cast(pl.Int64).sum()
@@ -75,8 +83,16 @@ def tally(column: str) -> pl.Expr:
 
 @contextmanager
 def named(path: Path) -> Iterator[None]:
-    """Turn what Polars raises into one line that names the file or directory it was reading."""
+    """Turn what Polars and the machine raise into one line that names the file or directory that was read.
+
+    Shards are found when a dataset is opened: one that is gone afterwards was there then.
+    """
     try:
         yield
+    except FileNotFoundError:
+        gone = "a file was replaced, or set aside, since the dataset was opened; start again"
+        raise MissingFile(f"{path}: {gone}") from None
+    except OSError as error:
+        raise Unreadable(f"{path}: cannot be read: {error.strerror or error}") from error
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         raise DatasetError(f"{path}: damaged, or not in the format: {' '.join(str(error).split())}") from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from rollgen.errors import DatasetError
 from rollgen.format.journal import file_sha256
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from rollgen.format.reader import StoredShard
 
 
+REST: Final = "footers and the rest"
+"""Of a file what is in no column: magic bytes, indexes and its footer."""
+
+
 @dataclass(frozen=True, slots=True)
 class FileStats:
     """The committed shards."""
@@ -25,6 +29,12 @@ class FileStats:
     bytes: int
     column_bytes: dict[str, int]
     """Compressed bytes by column, page headers included, largest first. Footers are not counted."""
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """What `bytes` is made of, largest first: each column, and REST."""
+        rest = {REST: self.bytes - sum(self.column_bytes.values())} if self.shards else {}
+        return dict(Counter(self.column_bytes | rest).most_common())
 
 
 def measure_shards(shards: Sequence[StoredShard]) -> FileStats:

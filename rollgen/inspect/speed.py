@@ -39,6 +39,8 @@ _LOG_TAIL: Final = 1 << 14
 """Bytes that hold the last line of a log."""
 _ENDED_SECONDS: Final = 2.0
 """Logs round down to seconds."""
+_COPY_SECONDS: Final = 5.0
+"""By which the modification time of a log may differ from the time of its last line: what writes them is quick."""
 _SILENT_SECONDS: Final = 120.0
 """For which a log that goes on, or that a kill has cut off, may have said nothing: it tells progress every minute."""
 
@@ -59,6 +61,8 @@ class Session(NamedTuple):
     """When it began to sample."""
     ended: float
     """No commit of it is later."""
+    is_copied: bool
+    """Whether the log was written at another time than its last line says: those of other files mean nothing either."""
 
 
 def is_task(writer: str) -> bool:
@@ -120,7 +124,8 @@ def _session(log: Path, writer: str) -> Session | None:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_TAIL))
         stamp, said = file.read().splitlines()[-1].split(b" ", 1)
         later = _ENDED_SECONDS if said.startswith(b"ended") else _SILENT_SECONDS
-        return Session(writer, _seconds(found[1]), _seconds(stamp) + later)
+        last, written = _seconds(stamp), os.fstat(file.fileno()).st_mtime
+        return Session(writer, _seconds(found[1]), last + later, is_copied=abs(written - last) > _COPY_SECONDS)
     return None
 
 

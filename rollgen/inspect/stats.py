@@ -1,4 +1,4 @@
-"""Figures of a dataset, finished or still being written: `dataset_stats(directory)`.
+"""Figures of a dataset, finished or still being written: `stats_of(dataset)`.
 
 Polars scans the committed shards with its streaming engine and reduces them to small tables of value counts, from
 which every figure follows. Memory grows with the number of prompts and of distinct lengths, support sizes and logprob
@@ -22,24 +22,25 @@ import numpy.typing as npt
 import polars as pl
 
 from rollgen.config import RunConfig, canonical_json
-from rollgen.format.manifest import PLANLESS
-from rollgen.format.reader import open_dataset
 from rollgen.format.schema import DATA_DIR, PLAN_FILE
 from rollgen.inspect.failures import FailureStats, failure_stats
 from rollgen.inspect.rewards import RewardStats, reward_stats
 from rollgen.inspect.runs import RunStats, run_stats
-from rollgen.inspect.scan import collect, current, named, scan, tally
+from rollgen.inspect.scan import bins, collect, current, named, scan, tally
 from rollgen.inspect.shards import FileStats, measure_shards
 from rollgen.prompts.plan import Plan
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from rollgen.format.manifest import Manifest
     from rollgen.format.reader import StoredDataset
+    from rollgen.format.rewards import Rewards
 
 LOGPROB_BINS: Final = 1024
-"""Bins per nat: quantiles of logprobs are exact to half a bin; their mean, minimum and maximum are exact."""
+"""Bins per nat: quantiles of logprobs are exact to half a bin, as far as MOST_BINS; their mean, minimum and maximum are
+exact."""
 EXAMPLE_ROWS: Final = 64
 """Rows looked at for examples of different prompts."""
 EXAMPLES: Final = 3
@@ -198,9 +199,10 @@ class DatasetStats:
 
     @property
     def column_bytes_per_token(self) -> dict[str, float]:
-        """Compressed bytes per stored token by column, largest first; empty while nothing is stored."""
+        """Bytes of the shards per stored token by column and for the rest of them (`FileStats.parts`), largest first;
+        empty while nothing is stored."""
         tokens = self.samples.generated_tokens + self.samples.superseded_tokens
-        return {name: size / tokens for name, size in self.files.column_bytes.items()} if tokens else {}
+        return {name: size / tokens for name, size in self.files.parts.items()} if tokens else {}
 
     def to_json(self) -> dict[str, Any]:
         """JSON-able: nested objects and lists of plain finite values, names as in these classes."""
@@ -236,20 +238,15 @@ def settings_of(manifest: Manifest) -> dict[str, Any]:
     return samples | configured | ({"max_tokens of retries": retries} if retries else {})
 
 
-def dataset_stats(directory: Path) -> DatasetStats:
-    """Measure the dataset in `directory`. Raises DatasetError when it is missing or damaged."""
-    return stats_of(open_dataset(directory))
-
-
-def stats_of(dataset: StoredDataset, *, rewards: bool = True) -> DatasetStats:
-    """Measure an open dataset, every byte of whose shards is checked first, with or without looking at rewards.
+def stats_of(dataset: StoredDataset, rewards: Mapping[str, Rewards] | None = None) -> DatasetStats:
+    """Measure an open dataset, every byte of whose shards is checked first, and its `stored_rewards`, where given.
 
     Raises DatasetError for damage.
     """
-    directory = dataset.directory
-    manifest, files = dataset.manifest, measure_shards(dataset.shards)
+    directory, manifest = dataset.directory, dataset.manifest
     stored = scan(dataset.shards, manifest)
     with named(directory / DATA_DIR):
+        files = measure_shards(dataset.shards)
         rows = current(stored) if manifest.retries else stored
         samples = _sample_stats(rows, stored)
         return DatasetStats(
@@ -263,7 +260,7 @@ def stats_of(dataset: StoredDataset, *, rewards: bool = True) -> DatasetStats:
             files=files,
             examples=_examples(rows, merged=bool(manifest.runs)),
             runs=run_stats(rows, manifest),
-            rewards=reward_stats(dataset) if rewards else (),
+            rewards=reward_stats(dataset, rewards or {}),
         )
 
 
@@ -325,7 +322,7 @@ def _sample_stats(rows: pl.LazyFrame, stored: pl.LazyFrame) -> SampleStats:
 
 
 def _plan_stats(path: Path, stored: pl.LazyFrame, manifest: Manifest) -> PlanStats | None:
-    if manifest.identity.get(PLANLESS):
+    if manifest.is_planless:
         return None
     planned = pl.col("generation") == 0
     counts = (
@@ -394,23 +391,21 @@ def _histogram(sizes: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> t
 def _logprob_stats(rows: pl.LazyFrame, *, support: bool) -> LogprobStats | None:
     tokens = rows.select("logprobs", "sampling_mask").explode("logprobs", "sampling_mask")
     logprob, singleton = pl.col("logprobs").cast(pl.Float64), pl.col("sampling_mask").list.len().eq_missing(1)
-    totals, bins = collect(
+    totals, table = collect(
         tokens.select(
             logprob.mean().alias("mean"),
             logprob.min().alias("min"),
             logprob.max().alias("max"),
             logprob.filter(~singleton).mean().alias("of_choices"),
         ),
-        tokens.group_by((logprob * LOGPROB_BINS).round().cast(pl.Int64).alias("bin")).agg(
-            tally("logprobs").alias("tokens")
-        ),
+        tokens.group_by(bins((-logprob * LOGPROB_BINS).round())).agg(tally("logprobs").alias("tokens")),
     )
     exact = totals.row(0, named=True)
-    binned = distribution(bins["bin"] / LOGPROB_BINS, bins["tokens"])
-    if binned is None:
+    rounded = distribution(-table["bin"] / LOGPROB_BINS, table["tokens"])
+    if rounded is None:
         return None
     return LogprobStats(
-        logprob=replace(binned, **{name: exact[name] for name in ("mean", "min", "max")}),
+        logprob=replace(rounded, **{name: exact[name] for name in ("mean", "min", "max")}),
         surprisal=_negated(exact["mean"]),
         surprisal_of_choices=None if exact["of_choices"] is None else _negated(exact["of_choices"]),
         support_entropy=_support_entropy(rows) if support else None,

@@ -22,11 +22,12 @@ from rollgen.errors import DatasetError
 from rollgen.format.commit import PART_NAME, live_writers
 from rollgen.format.failures import read_failures
 from rollgen.format.journal import committed_shards, parse_shard_name
-from rollgen.format.manifest import PLANLESS, read_manifest
+from rollgen.format.manifest import read_manifest
 from rollgen.format.reader import StoredShard, open_shard, read_columns
 from rollgen.format.replacement import COMPACTOR, REPAIRER
 from rollgen.format.schema import JOURNAL_DIR, MANIFEST_FILE, PLAN_FILE, QUARANTINE_DIR
 from rollgen.inspect.find import stored_rows
+from rollgen.inspect.provenance import owed_when_merged
 from rollgen.inspect.speed import Commit, tokens_per_second
 from rollgen.prompts.plan import Plan
 
@@ -39,8 +40,8 @@ if TYPE_CHECKING:
 
 State = Literal["starting", "running", "stopped", "complete"]
 """Starting: writers check prompts or load a model, and have not begun. Running: a writer is at work. Complete: all that
-was planned, or merged, is stored, no more and nothing lost, and nobody writes. Stopped: anything else, and nobody
-writes."""
+was planned is stored (of a merged dataset: all that was merged, of runs that owed nothing), no more and nothing lost,
+and nobody writes. Stopped: anything else, and nobody writes."""
 
 _SAMPLE_NOTHING: Final = frozenset({COMPACTOR, REPAIRER})
 """Writers that load no model and add no attempt."""
@@ -102,6 +103,8 @@ class RunStatus:
     """Of bad input rows, which are not made."""
     owed: int | None = None
     """Planned or to be made again, not skipped, and not stored."""
+    owed_when_merged: int = 0
+    """What the runs of a merged dataset owed then, as far as they had plans: it is not to be made any more."""
     surplus: int = 0
     """Rows beyond those: some key is there twice, or was never planned. `rollgen verify` says which."""
     retries: int = 0
@@ -145,11 +148,12 @@ def run_status(directory: Path) -> RunStatus:
     journal, paths = committed_shards(directory)
     manifest = read_manifest(directory)
     committed, lost = _committed(paths, journal, manifest)
-    plan = None if manifest.identity.get(PLANLESS) else Plan(directory / PLAN_FILE)
+    plan = None if manifest.is_planless else Plan(directory / PLAN_FILE)
     stored, tokens = sum(shard.rows for shard in committed), sum(shard.tokens for shard in committed)
     retries = sum(retry.samples for retry in manifest.retries)
     balance = None if plan is None else _wanted(plan, retries) - stored
-    missing = sum(run.samples for run in manifest.runs) - stored if manifest.runs else balance
+    unmade = owed_when_merged(*manifest.runs)
+    missing = sum(run.samples for run in manifest.runs) + unmade - stored if manifest.runs else balance
     owed = None if balance is None else max(0, balance)
     surplus = 0 if balance is None else max(0, -balance)
     loading = _loading(directory, alive)
@@ -163,6 +167,7 @@ def run_status(directory: Path) -> RunStatus:
         planned=None if plan is None else plan.samples,
         skipped=None if plan is None else _skipped(plan),
         owed=owed,
+        owed_when_merged=unmade,
         surplus=surplus,
         retries=retries,
         stored=stored,

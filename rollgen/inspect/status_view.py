@@ -13,7 +13,7 @@ from rollgen.format.commit import WHOLE_NAME
 from rollgen.inspect.find import ranges
 from rollgen.inspect.speed import is_task
 from rollgen.inspect.status import WriterStatus
-from rollgen.inspect.terminal import SURPLUS, counted, duration, facts, line, share
+from rollgen.inspect.terminal import SURPLUS, counted, duration, facts, line, planless, share, show
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -31,16 +31,15 @@ _MISSING: Final = 50
 
 def render_status(name: str, status: RunStatus, console: Console) -> None:
     """Print the status of the run in a directory called `name`."""
-    console.print(line(name, status.state), style="bold", end="\n\n")
-    console.print(facts(_samples(status), _speed(status), _problems(status)))
-    if status.writers:
-        console.print(_writers(status))
+    headline = Text(line(name, status.state).plain, style="bold")
+    writers = [_writers(status)] if status.writers else []
+    show(console, headline, Text(), facts(_samples(status), _speed(status), _problems(status)), *writers)
 
 
 def _samples(status: RunStatus) -> Iterator[Row]:
     if status.planned is None or status.owed is None or status.skipped is None:
         has_no_plan = status.attempts or status.runs
-        yield "Stored", line(counted(status.stored, "sample"), "no plan: nothing is owed" if has_no_plan else "")
+        yield "Stored", line(counted(status.stored, "sample"), planless(status.owed_when_merged) if has_no_plan else "")
     else:
         wanted = status.planned - status.skipped + status.retries
         again = f"{status.retries:,} of these are retries" if status.retries else ""

@@ -6,7 +6,6 @@ as `rich.text.Text`, never as markup: a dataset cannot move the cursor, set a ti
 
 from __future__ import annotations
 
-import json
 from datetime import timedelta
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -18,12 +17,14 @@ from rich.text import Text
 
 from rollgen.inert import brief, plain, shorten
 from rollgen.inspect.chat import text_of
+from rollgen.inspect.provenance import owed_when_merged, provenance, setting
 from rollgen.prompts.messages import stored_messages
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from rollgen.inspect.curves import Curves
+    from rollgen.inspect.curves import Curves, LogprobBar
+    from rollgen.inspect.failures import FailureStats
     from rollgen.inspect.stats import DatasetStats, Distribution, Example, LogprobStats, SupportStats
 
 Row = tuple[str, RenderableType]
@@ -33,10 +34,6 @@ Plot = tuple[str, "Sequence[float]", str]
 _Value = TypeVar("_Value")
 
 SURPLUS: Final = "more than planned: run `rollgen verify`, which says which"
-
-_UNTOLD: Final = "unspecified"
-"""What a manifest says of a device that the engine, a server, did not tell."""
-_DEVICE_UNTOLD: Final = "device not told"
 
 _BAR_WIDTH: Final = 32
 _SPARK: Final = " ▁▂▃▄▅▆▇█"
@@ -55,10 +52,17 @@ def render(stats: DatasetStats, console: Console, curves: Curves | None = None) 
     """Print the figures, with `curves` small plots too; fits 80 columns and uses more where there are."""
     before, after = (_run, _runs, _progress, _lengths, _supports, _logprobs), (_rewards, _files, _warnings, _examples)
     plots = [] if curves is None else [_plots(curves)]
-    console.print(Text(plain(stats.name), style="bold"))
-    console.print()
     told = [*(section(stats) for section in before), *plots, *(section(stats) for section in after)]
-    console.print(facts(*told))
+    show(console, Text(plain(stats.name), style="bold"), Text(), facts(*told))
+
+
+def show(console: Console, *shown: RenderableType) -> None:
+    """Print these; into a file or a pipe without the blanks that fill the lines of a table."""
+    with console.capture() as printed:
+        for renderable in shown:
+            console.print(renderable)
+    text = printed.get()
+    console.file.write(text if console.is_terminal else "\n".join(map(str.rstrip, text.split("\n"))))
 
 
 def facts(*sections: Iterable[Row]) -> Table:
@@ -100,6 +104,21 @@ def duration(seconds: float) -> str:
     return str(timedelta(seconds=round(seconds)))
 
 
+def planless(owed: int) -> str:
+    """Of a dataset without a plan, which owes what its runs owed when it was merged."""
+    return f"{counted(owed, 'sample')} owed when merged" if owed else "no plan: nothing is owed"
+
+
+def failed(failures: FailureStats) -> str:
+    """What is stored of samples that failed."""
+    again = f"of {failures.retries:,} the earlier row is stored, which could not be made again"
+    if not failures.retries:
+        return "not stored"
+    if failures.retries == failures.samples:
+        return "could not be made again; the earlier rows are stored"
+    return f"not stored, but {again}"
+
+
 def line(*parts: str) -> Text:
     """The parts that are not empty, made plain and brief, on one line."""
     return Text(_DOT.join(brief(part) for part in parts if part))
@@ -110,18 +129,13 @@ def _counts(counts: dict[str, int], whole: int) -> Text:
 
 
 def _run(stats: DatasetStats) -> Iterator[Row]:
-    manifest, model = stats.manifest, stats.manifest.model
-    revision = f" @ {model.revision}" if model.revision else ""
-    yield "Model", line(f"{model.name}{revision}", model.dtype, f"context {model.context_length:,}")
-    yield "Vocabulary", line(f"{manifest.vocab_size:,} (model)", f"{manifest.tokenizer_vocab_size:,} (tokenizer)")
-    if manifest.attempts:
-        engine = manifest.attempts[-1].engine
-        device = _DEVICE_UNTOLD if engine.device == _UNTOLD else engine.device
-        yield "Engine", line(f"{engine.name} {engine.version}", device, f"truncates by {engine.processors}")
-    stored = "with" if manifest.support_logprobs else "without"
-    told = {"weight versions": manifest.weight_versions, "routed experts": manifest.routed_experts is not None}
-    extras = [name for name, is_stored in told.items() if is_stored]
-    yield "Capture", line(manifest.capture, f"{stored} support logprobs", *extras, f"format {manifest.format_version}")
+    told = provenance(stats.manifest)
+    yield "Model", line(told["model"], told["dtype"], f"context {told['context']}")
+    yield "Vocabulary", line(told["vocabulary"])
+    if "engine" in told:
+        yield "Engine", line(told["engine"], f"truncates by {told['order of truncation']}")
+    columns = f"optional columns: {told['optional columns']}"
+    yield "Capture", line(told["supports read by"], columns, f"format {told['format']}")
     if stats.settings:
         yield "Settings", line(*_settings(stats.settings))
 
@@ -130,12 +144,17 @@ def _runs(stats: DatasetStats) -> Iterator[Row]:
     """Of a merged dataset."""
     runs = zip(stats.manifest.runs, stats.runs, stats.run_settings, strict=True)
     for run, figures, settings in islice(runs, _RUNS):
-        lost = figures.merged - figures.samples
+        lost, owed = figures.merged - figures.samples, owed_when_merged(run)
         counts = counted(figures.samples, "sample"), counted(figures.generated_tokens, "token")
         yield (
             "Run",
             Group(
-                line(run.name, *counts, f"{lost:,} more were merged, and are lost" if lost > 0 else ""),
+                line(
+                    run.name,
+                    *counts,
+                    f"{owed:,} owed when merged" if owed else "",
+                    f"{lost:,} more were merged, and are lost" if lost > 0 else "",
+                ),
                 line(shorten(run.model.name, _SETTING), run.model.dtype, run.capture),
                 line(*_settings(settings)),
             ),
@@ -145,18 +164,14 @@ def _runs(stats: DatasetStats) -> Iterator[Row]:
 
 
 def _settings(settings: dict[str, Any]) -> Iterator[str]:
-    return (f"{name} {_setting(value)}" for name, value in settings.items())
-
-
-def _setting(value: object) -> str:
-    return shorten(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), _SETTING)
+    return (f"{name} {shorten(setting(value), _SETTING)}" for name, value in settings.items())
 
 
 def _progress(stats: DatasetStats) -> Iterator[Row]:
     samples, plan, failures = stats.samples, stats.plan, stats.failures
     if plan is None:
         held = f"{counted(samples.samples, 'sample')} for {counted(samples.prompts, 'prompt')}"
-        yield "Samples", line(held, "no plan: nothing is owed")
+        yield "Samples", line(held, planless(owed_when_merged(*stats.manifest.runs)))
     else:
         done = f"{samples.samples:,} of {plan.samples:,} ({share(samples.samples, plan.samples)})"
         left = f"{plan.owed:,} owed" if plan.owed else "" if plan.retries_owed or plan.surplus else "complete"
@@ -167,7 +182,7 @@ def _progress(stats: DatasetStats) -> Iterator[Row]:
         owed = f"{plan.retries_owed:,} owed" if plan is not None and plan.retries_owed else ""
         yield "Made again", line(f"superseded rows, in none of these figures: {samples.superseded:,}", owed)
     if failures.samples:
-        yield "Failures", line(*(f"{stage} {count:,}" for stage, count in failures.by_stage.items()))
+        yield "Failures", line(*(f"{stage} {count:,}" for stage, count in failures.by_stage.items()), failed(failures))
         for kind in failures.errors:
             yield "", line(f"{kind.samples:,} x {kind.stage}: {shorten(kind.error, _TEXT_HEAD)}")
 
@@ -275,10 +290,14 @@ def _along_the_response(curves: Curves) -> Iterator[Plot]:
 
 def _histograms(curves: Curves) -> Iterator[Plot]:
     if bars := curves.logprobs:
-        yield "tokens by logprob", _sums([bar.tokens for bar in bars]), f"{number(bars[0].low)} to 0 nats"
+        yield "tokens by logprob", _sums([bar.tokens for bar in bars]), _reach_of(bars[0])
     if lengths := curves.response_lengths:
         samples = _sums([sum(bar.samples.values()) for bar in lengths])
         yield "samples by length", samples, f"{lengths[0].low:,} to {lengths[-1].high:,} tokens"
+
+
+def _reach_of(first: LogprobBar) -> str:
+    return f"all below {number(first.high)}, then to 0 nats" if first.low is None else f"{number(first.low)} to 0 nats"
 
 
 def _over_time(curves: Curves) -> Iterator[Plot]:

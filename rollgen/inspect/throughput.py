@@ -4,10 +4,16 @@ A commit's time is the modification time of its shard; its tokens were made sinc
 writer, or since that writer began to sample. Rates of writers that work beside each other add up. Time in which nobody
 sampled, between two attempts or while models loaded, is left out.
 
-Times of files change when a dataset is copied, or a shard fetched again, and then nothing is told: a commit has to lie
-in what a log says of its writer's sampling, or, of a writer that keeps none, behind the start of the last attempt as
-`speed.last_start` believes it, and no commit of a writer before one with a lower number. Nor is there anything to tell
-where shards have been rewritten.
+Times of files change when a dataset is copied, or a shard fetched again, and then nothing is told. They are believed
+where
+
+- every log was written when its last line says;
+- a commit lies in what a log says of its writer's sampling or, of a writer that keeps none, behind the start of the
+  last attempt as `speed.last_start` believes it;
+- no commit of a writer lies before one with a lower number;
+- a writer's commits do not come all at once, at the end of a long time (`_come_at_once`).
+
+Nor is there anything to tell where shards have been rewritten.
 """
 
 from __future__ import annotations
@@ -35,6 +41,9 @@ Span = tuple[float, float]
 
 POINTS: Final = 60
 """Stretches of time that are told apart."""
+_AT_ONCE: Final = 20.0
+"""How many times as fast as its first commit a writer's others may be while they take less than that part of its time:
+copies are hundreds of times as fast."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +70,8 @@ def throughput(dataset: StoredDataset) -> Throughput | None:
     """
     spans = defaultdict[str, list[Span]](list)
     for session in sessions(dataset.directory):
+        if session.is_copied:
+            return None
         spans[session.writer].append((session.began, session.ended))
     last = last_start(dataset.directory, dataset.manifest)
     untold = [] if last is None else [(last, np.inf)]
@@ -92,7 +103,20 @@ def _commits(dataset: StoredDataset) -> dict[str, list[Commit]]:
 def _are_believed(commits: Sequence[Commit], spans: Sequence[Span]) -> bool:
     """Whether commits of a writer, in its order, may have been made at these times, by one who sampled in `spans`."""
     in_order = all(one.time <= other.time for one, other in pairwise(commits))
-    return in_order and all(any(began <= it.time <= ended for began, ended in spans) for it in commits)
+    there = all(any(began <= it.time <= ended for began, ended in spans) for it in commits)
+    return in_order and there and not any(_come_at_once(commits, span) for span in spans)
+
+
+def _come_at_once(commits: Sequence[Commit], span: Span) -> bool:
+    """Whether commits of a writer, in its order, follow the first one of a span within a moment, and yet hold much: as
+    in a copy that was made soon after it began."""
+    began, ended = span
+    those = [it for it in commits if began <= it.time <= ended]
+    if not those:
+        return False
+    before, after = those[0].time - began, those[-1].time - those[0].time
+    much = sum(it.tokens for it in those[1:]) * before > _AT_ONCE * those[0].tokens * after
+    return much and before > _AT_ONCE * after
 
 
 def _intervals(commits: Iterable[Commit], begun: Sequence[float]) -> Iterator[tuple[float, float, int]]:

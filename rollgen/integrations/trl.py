@@ -37,24 +37,29 @@ from typing import Any, Final
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
 from rollgen.integrations.groups import GroupSampler, group_samples
 from rollgen.integrations.trl_checks import (
     IncompleteGroups,
+    check_batches,
+    check_evaluation,
     check_groups,
     check_model,
+    check_names,
     check_samples,
     check_settings,
     check_tokenizer,
     check_version,
 )
 from rollgen.integrations.trl_figures import RatioFigures, partial_figures
-from rollgen.integrations.trl_resume import GoesOn, order_of
+from rollgen.integrations.trl_resume import GoesOn, hidden_record, order_of
 from rollgen.integrations.trl_rows import ROLLOUTS, stored_completions, stored_reward, trl_rows
 from rollgen.integrations.trl_scores import Scores, score_hidden, score_logits
 from rollgen.loader.batch import Rollout
 from rollgen.loader.dataset import RolloutDataset
+from rollgen.loader.rewards import names_of
 
 check_version()
 with warnings.catch_warnings():
@@ -108,7 +113,7 @@ class RolloutGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         *,
         args: GRPOConfig,
         rollouts: str | os.PathLike[str],
-        rewards: str | Sequence[str] = (),
+        rewards: str | Sequence[str] | None = (),
         incomplete_groups: IncompleteGroups = "raise",
         allow_unreplayable: bool = False,
         from_hidden: bool = False,
@@ -117,8 +122,8 @@ class RolloutGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         functions = (
             [*reward_funcs] if isinstance(reward_funcs, list | tuple) else [reward_funcs] if reward_funcs else []
         )
-        names = (rewards,) if isinstance(rewards, str) else tuple(rewards)
-        check_settings(args, options, functions, names)
+        names = names_of(rewards)
+        check_settings(args, options, functions, names, rollouts)
         self.rollouts = RolloutDataset(rollouts, rewards=names, allow_unreplayable=allow_unreplayable)
         index = self.rollouts.index
         groups = group_samples(index.prompt_index, index.sample_index, args.num_generations)
@@ -126,6 +131,7 @@ class RolloutGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self._survey = check_samples(index, args.max_completion_length)
         self._groups = groups.samples
         self._from_hidden = from_hidden
+        self._has_functions = bool(functions)
         self._replay: _Replay | None = None
         self._ratios = RatioFigures()
         if (classes := options.get("reward_processing_classes")) is not None:
@@ -138,17 +144,24 @@ class RolloutGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             train_dataset=Dataset.from_dict({_SAMPLE: np.arange(len(self.rollouts))}),
             **options,
         )
+        check_names(self.reward_func_names, names)
         base = self.model.get_base_model() if is_peft_model(self.model) else self.model
         self._forward_names = inspect.signature(base.forward).parameters.keys()
         check_model(self, self.rollouts.vocab_size, from_hidden=from_hidden)
         check_tokenizer(self._tokenizer, index.datasets[0])
-        self.add_callback(GoesOn(order_of(index.fingerprint(), args), self._batch_uses, self._updates))
+        self.add_callback(GoesOn(order_of(index, args), self._batch_uses, self._updates))
         self._tell_left_out(len(groups.left_out))
 
     def train(self, *args: Any, **options: Any) -> Any:
         """As TRL has it, and on whole generation batches too when there was a training before."""
-        self._step, self._buffered_inputs = 0, None
+        self._step, self._buffered_inputs, self._ratios = 0, None, RatioFigures()
         return super().train(*args, **options)
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """As TRL has it, of as many batches as the checkpoints of a run are counted in. Raises UsageError."""
+        loader: DataLoader[Any] = super().get_train_dataloader()
+        check_batches(len(loader), self._micro_batches)
+        return loader
 
     def load_rollouts(self, numbers: Sequence[int]) -> list[Rollout]:
         """The samples of these numbers, in this order. A subclass may change what is trained on."""
@@ -165,10 +178,14 @@ class RolloutGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         return int(self.args.steps_per_generation * self.num_iterations)
 
     @property
+    def _micro_batches(self) -> int:
+        """Those of an epoch, in each process."""
+        return len(self._groups) // self._batch_groups * self._batch_uses
+
+    @property
     def _updates(self) -> int:
         """Optimiser steps of an epoch, as transformers counts them."""
-        micro_batches = len(self._groups) // self._batch_groups * self._batch_uses
-        return -(-micro_batches // int(self.args.gradient_accumulation_steps))
+        return -(-self._micro_batches // int(self.args.gradient_accumulation_steps))
 
     def _tell_left_out(self, samples: int) -> None:
         if samples:
@@ -179,6 +196,11 @@ class RolloutGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
                 "each epoch leaves out %s of %s groups, which fill no generation batch of %s: %s",
                 *(rest, len(self._groups), self._batch_groups, which),
             )
+
+    def _load_callback_state(self) -> None:
+        """transformers' own, which takes what it is not shown for no state of a callback that is missing."""
+        with hidden_record(self.state):
+            super()._load_callback_state()
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> GroupSampler:
         return GroupSampler(
@@ -191,7 +213,8 @@ class RolloutGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         )
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        if _SAMPLE not in inputs[0]:  # prompts of an eval_dataset
+        if _SAMPLE not in inputs[0]:  # prompts of an eval_dataset, which may have been given to `evaluate`
+            check_evaluation(self.args, inputs[0].keys(), has_functions=self._has_functions)
             return dict(super()._generate_and_score_completions(inputs))
         rollouts = self.load_rollouts([row[_SAMPLE] for row in inputs])
         with self._replaying(rollouts):
@@ -310,7 +333,10 @@ class RolloutGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     def _score_hidden(
         self, model: torch.nn.Module, inputs: dict[str, Any], completion_ids: Tensor, rollouts: Sequence[Rollout]
     ) -> Scores:
-        """From the backbone alone, in the precision that the whole model would have."""
+        """From the backbone alone, in the precision that it has in the whole model.
+
+        The head is multiplied in that of its weights, under autocast too, where logits would be rounded.
+        """
         whole = self.accelerator.unwrap_model(model)
         with self.accelerator.autocast():
             hidden = whole.base_model(**inputs).last_hidden_state

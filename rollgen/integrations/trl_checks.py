@@ -6,13 +6,12 @@ Every check raises UsageError with one line that says what to change.
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from packaging.specifiers import SpecifierSet
@@ -20,13 +19,11 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
 from rollgen.errors import UsageError
-from rollgen.format.files import read_regular
-from rollgen.format.layout import TOKENIZER_CONFIG, TOKENIZER_FILE
 from rollgen.format.reader import read_row_group
 from rollgen.format.schema import TOKENIZER_DIR
 from rollgen.integrations.groups import Groups
 from rollgen.integrations.trl_rows import ROLLOUTS, fields_of
-from rollgen.prompts.fingerprint import saved_tokenizer_sha256, tokenizer_sha256
+from rollgen.prompts.fingerprint import stored_tokenizer, tokenizer_sha256
 from rollgen.prompts.messages import stored_messages
 
 if TYPE_CHECKING:
@@ -36,7 +33,6 @@ if TYPE_CHECKING:
 
     from rollgen.format.reader import StoredDataset
     from rollgen.loader.index import Index
-    from rollgen.rollouts import Int64Array
 
 IncompleteGroups = Literal["raise", "drop"]
 
@@ -48,10 +44,10 @@ _REFUSED_SETTINGS: Final = {
     "remove_unused_columns": "it would remove the numbers of the samples",
     "ignore_data_skip": "a run that is resumed would use the samples of its epoch again",
 }
+_REFUSED_LOADING: Final = ("split_batches", "dispatch_batches")
+"""Of `accelerator_config`: processes would be dealt other samples than those of the sampler, or none."""
 _REFUSED_ARGUMENTS: Final = ("train_dataset", "rollout_func", "tools", "environment_factory")
 _COLUMNS: Final = ("prompt_length", "response_length", "prompt", "metadata")
-_MAX_BYTES: Final = 64 << 20
-"""Of a file of the tokenizer."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -69,27 +65,59 @@ def check_version() -> None:
 
 
 def check_settings(
-    args: GRPOConfig, options: Mapping[str, Any], functions: Sequence[Any], rewards: Sequence[str]
+    args: GRPOConfig, options: Mapping[str, Any], functions: Sequence[Any], rewards: Sequence[str], rollouts: object
 ) -> None:
     """Settings and arguments of TRL's trainer, with these reward functions and names of stored rewards."""
+    if not isinstance(rollouts, str | os.PathLike):
+        raise UsageError("rollouts: the directory or URL of one dataset; merge several with `rollgen merge`")
     if not functions and not rewards:
         raise UsageError("no reward: give reward_funcs, or rewards=NAME of one that `rollgen score` stored")
     for name, reason in _REFUSED_SETTINGS.items():
         if getattr(args, name):
             raise UsageError(f"GRPOConfig({name}=True): {reason}; leave it out")
+    for name in _REFUSED_LOADING:
+        if getattr(args.accelerator_config, name):
+            raise UsageError(
+                f"accelerator_config={{{name!r}: True}}: processes would be dealt other samples than their own; leave "
+                "it out"
+            )
     for name in _REFUSED_ARGUMENTS:
         if options.get(name) is not None:
             raise UsageError(f"{name}: prompts and completions are those of `rollouts`; leave it out")
-    if options.get("eval_dataset") is not None and not functions:
-        raise UsageError("eval_dataset: TRL samples its completions, which have no stored reward: give reward_funcs")
-    if ROLLOUTS in _columns(options.get("eval_dataset")):
-        raise UsageError(f"eval_dataset: its column {ROLLOUTS!r} would be taken for stored rollouts; rename it")
-    names = Counter([*rewards, *(getattr(function, "__name__", None) for function in functions)])
-    if twice := [name for name in rewards if names[name] > 1]:
-        raise UsageError(f"rewards: {twice[0]!r} is the name of two, which TRL would log as one; rename or drop one")
+    if (evaluated := options.get("eval_dataset")) is not None:
+        check_evaluation(args, _columns(evaluated), has_functions=bool(functions))
     if args.loss_type == "dr_grpo" and args.max_completion_length is None:
         raise UsageError(
             "GRPOConfig(loss_type='dr_grpo') divides by max_completion_length: set it, as to the run's --max-tokens"
+        )
+
+
+def check_evaluation(args: GRPOConfig, columns: Collection[str], *, has_functions: bool) -> None:
+    """Prompts with these columns, whose completions TRL samples."""
+    if not has_functions:
+        raise UsageError("eval_dataset: TRL samples its completions, which have no stored reward: give reward_funcs")
+    if args.max_completion_length is None:
+        raise UsageError(
+            "eval_dataset: without a max_completion_length its completions would be cut at transformers' default of 20 "
+            "tokens: set it, as to the run's --max-tokens"
+        )
+    if ROLLOUTS in columns:
+        raise UsageError(f"eval_dataset: its column {ROLLOUTS!r} would be taken for stored rollouts; rename it")
+
+
+def check_names(names: Sequence[str], rewards: Sequence[str]) -> None:
+    """A name of its own for each stored reward, among those of all reward functions as TRL has them."""
+    if twice := [name for name in rewards if names.count(name) > 1]:
+        raise UsageError(f"rewards: {twice[0]!r} is the name of two, which TRL would log as one; rename or drop one")
+
+
+def check_batches(found: int, wanted: int) -> None:
+    """As many batches of an epoch in each process as its generation batches make: or others would be trained on."""
+    if found != wanted:
+        raise UsageError(
+            f"each process would be dealt {found:,} batches an epoch and not {wanted:,}: some samples would be used "
+            "twice and others not at all; leave out what changes how data is loaded (accelerator_config, a "
+            "get_train_dataloader of your own)"
         )
 
 
@@ -145,7 +173,7 @@ def check_samples(index: Index, max_completion_length: int | None) -> Survey:
 
 
 def _survey(index: Index) -> Survey:
-    found = [_survey_rows(table) for table in _tables(index) if len(table)]
+    found = [_survey_rows(place, table) for place, table in _tables(index) if len(table)]
     return Survey(
         min(each.shortest_prompt for each in found),
         max(each.longest_response for each in found),
@@ -154,32 +182,26 @@ def _survey(index: Index) -> Survey:
     )
 
 
-def _survey_rows(table: pa.Table) -> Survey:
+def _survey_rows(place: str, table: pa.Table) -> Survey:
     prompts = table["prompt"].unique().to_pylist()
     return Survey(
         int(table["prompt_length"].to_numpy().min()),
         int(table["response_length"].to_numpy().max()),
         all(stored_messages(prompt) is not None for prompt in prompts),
-        frozenset().union(*(fields_of(metadata) for metadata in table["metadata"].unique().to_pylist())),
+        frozenset().union(*(fields_of(metadata, place) for metadata in table["metadata"].unique().to_pylist())),
     )
 
 
-def _tables(index: Index) -> Iterator[pa.Table]:
-    """The rows that are handed out, a row group at a time."""
+def _tables(index: Index) -> Iterator[tuple[str, pa.Table]]:
+    """The rows that are handed out, a row group at a time, and where that is."""
     for _, members in groupby(range(len(index.groups)), key=lambda group: int(index.groups[group, 0])):
         groups = list(members)
         stored, _ = index.place(groups[0])
         with stored.part(_COLUMNS).open() as shard:
             for group in groups:
                 _, number = index.place(group)
-                yield read_row_group(shard, number, _COLUMNS, use_threads=False).take(_handed_out(index, group))
-
-
-def _handed_out(index: Index, group: int) -> Int64Array:
-    """Rows of a row group that are handed out, counted inside it."""
-    start, stop = index.group_offsets[group : group + 2]
-    rows: Int64Array = index.rows[slice(*np.searchsorted(index.rows, [start, stop]))] - start
-    return rows
+                table = read_row_group(shard, number, _COLUMNS, use_threads=False)
+                yield f"{stored.place}: row group {number}", table.take(index.rows_of(group))
 
 
 def check_model(trainer: GRPOTrainer, vocab_size: int, *, from_hidden: bool) -> None:
@@ -245,11 +267,8 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, dataset: StoredDataset) 
 
 def _stored_vocabulary(dataset: StoredDataset) -> Mapping[str, int]:
     """Of the dataset's own tokenizer; empty where there is none that is the manifest's."""
-    paths = [dataset.directory / TOKENIZER_DIR / name for name in (TOKENIZER_FILE, TOKENIZER_CONFIG)]
-    if not all(path.is_file() for path in paths):
+    stored = stored_tokenizer(dataset.directory)
+    if stored is None or stored.sha256 != dataset.manifest.tokenizer_sha256:
         return {}
-    content, settings = (read_regular(path, _MAX_BYTES) for path in paths)
-    if saved_tokenizer_sha256(content, settings) != dataset.manifest.tokenizer_sha256:
-        return {}
-    vocabulary: dict[str, int] = Tokenizer.from_str(content.decode()).get_vocab(with_added_tokens=True)
+    vocabulary: dict[str, int] = Tokenizer.from_str(stored.content.decode()).get_vocab(with_added_tokens=True)
     return vocabulary

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,10 +21,13 @@ if TYPE_CHECKING:
     from transformers import TrainerControl, TrainerState, TrainingArguments
     from trl import GRPOConfig
 
+    from rollgen.loader.index import Index
+
 _LOG = logging.getLogger(__name__)
 _RECORD: Final = "rollgen"
 """Under which key of the state's `stateful_callbacks` the order is kept."""
 _ROLLOUTS: Final = "rollouts"
+_REWARDS: Final = "rewards"
 _SETTINGS: Final = (
     "num_generations",
     "generation_batch_size",
@@ -35,12 +39,27 @@ _SETTINGS: Final = (
 )
 
 Order = Mapping[str, Any]
-"""The fingerprint of the samples and these settings of GRPOConfig, JSON values."""
+"""Fingerprints of the samples and of their stored rewards, by name, and these settings of GRPOConfig: JSON values."""
 
 
-def order_of(fingerprint: str, args: GRPOConfig) -> Order:
-    """What the order of the samples, and the step that each is used in, follow from."""
-    return {_ROLLOUTS: fingerprint} | {name: getattr(args, name) for name in _SETTINGS}
+def order_of(index: Index, args: GRPOConfig) -> Order:
+    """What the order of the samples, and the step that each is used in, follow from, and what they are worth.
+
+    Not where they are stored: groups are in the order of the plan.
+    """
+    settings = {name: getattr(args, name) for name in _SETTINGS}
+    return {_ROLLOUTS: index.content_fingerprint(), _REWARDS: index.reward_fingerprints(), **settings}
+
+
+@contextmanager
+def hidden_record(state: TrainerState) -> Iterator[None]:
+    """Without the order among the states of callbacks, each of which transformers takes for a class that it has."""
+    record = state.stateful_callbacks.pop(_RECORD, None)
+    try:
+        yield
+    finally:
+        if record is not None:
+            state.stateful_callbacks[_RECORD] = record
 
 
 class GoesOn(TrainerCallback):  # type: ignore[misc]
@@ -69,22 +88,29 @@ class GoesOn(TrainerCallback):  # type: ignore[misc]
             self._warn_of_saves(state, regular=args.save_strategy == "steps")
 
     def _check_order(self, step: int, stored: Order | None) -> None:
-        if stored is None:
+        if stored is None or _REWARDS not in stored:
             raise UsageError(
-                f"the checkpoint of step {step} does not say which samples were used: load its weights as the model "
-                "of a new run"
+                f"the checkpoint of step {step} does not say which samples were used, or with which rewards: load its "
+                "weights as the model of a new run"
             )
-        settings = [
-            f"{name} was {stored.get(name)!r}, is {now!r}"
-            for name, now in self._order.items()
-            if name != _ROLLOUTS and stored.get(name) != now
-        ]
-        others = ["the rollouts are others, or more or fewer"] * (stored.get(_ROLLOUTS) != self._order[_ROLLOUTS])
-        if differences := others + settings:
+        if differences := self._differences(stored):
             raise UsageError(
                 f"the checkpoint of step {step} is of another order of samples ({'; '.join(differences)}): resume "
                 "with what it was made with, or load its weights as the model of a new run"
             )
+
+    def _differences(self, stored: Order) -> list[str]:
+        was, now = stored[_REWARDS], self._order[_REWARDS]
+        rewards = sorted(name for name in was.keys() | now.keys() if was.get(name) != now.get(name))
+        return [
+            *["the rollouts are others, or more or fewer"] * (stored.get(_ROLLOUTS) != self._order[_ROLLOUTS]),
+            *(f"the stored rewards {name!r} are others" for name in rewards),
+            *(
+                f"{name} was {stored.get(name)!r}, is {self._order[name]!r}"
+                for name in _SETTINGS
+                if stored.get(name) != self._order[name]
+            ),
+        ]
 
     def _check_place(self, step: int) -> None:
         if self._is_amid(step):

@@ -12,6 +12,8 @@ from typing import Any, Final
 
 from torch import Tensor
 
+from rollgen.errors import DatasetError
+from rollgen.inert import brief
 from rollgen.loader.batch import Rollout
 from rollgen.prompts.messages import Messages, stored_messages
 
@@ -35,7 +37,7 @@ def trl_rows(
     TRL hands a batch to reward functions as messages or as text, by its first prompt. So that this does not depend on
     the order, `conversational` says whether all prompts of the dataset are messages; if not, `prompt_of` is text.
     """
-    known = [fields_of(rollout.metadata) for rollout in rollouts]
+    known = [fields_of(rollout.metadata, f"prompt {brief(rollout.prompt_id)}") for rollout in rollouts]
     names = sorted(fields.union(*known) - TAKEN)  # a subclass may have given them more
     return [
         {"prompt": prompt_of(rollout, decode, conversational=conversational), ROLLOUTS: rollout}
@@ -44,9 +46,16 @@ def trl_rows(
     ]
 
 
-def fields_of(metadata: str | None) -> dict[str, Any]:
-    """The fields of a prompt's row, from the JSON text that is stored."""
-    fields: dict[str, Any] = json.loads(metadata or "{}")
+def fields_of(metadata: str | None, place: str) -> dict[str, Any]:
+    """The fields of a prompt's row, from the JSON text that is stored. Raises DatasetError, naming the place."""
+    try:
+        fields = json.loads(metadata or "{}")
+    except (ValueError, RecursionError):
+        fields = metadata
+    if fields is None:
+        return {}
+    if not isinstance(fields, dict):
+        raise DatasetError(f"{place}: its metadata is no JSON object; `rollgen verify` says where that is so")
     return fields
 
 

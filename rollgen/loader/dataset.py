@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from functools import partial
 from operator import index as as_index
 from operator import methodcaller
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,9 +27,13 @@ from rollgen.format.ragged import Ragged
 from rollgen.format.row_groups import RowGroupCache
 from rollgen.loader.batch import Rollout
 from rollgen.loader.index import Index, open_index, place_of
+from rollgen.loader.rewards import names_of
 from rollgen.loader.samples import SCALARS, Experts, Samples, offsets_of
 from rollgen.ops import Support
 from rollgen.remote.cache import MAX_BYTES, open_cache
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
 
 
 class RolloutDataset(Dataset[Rollout]):
@@ -43,6 +47,8 @@ class RolloutDataset(Dataset[Rollout]):
     Row groups that are fetched from object storage are kept on the disk of this machine, in `rollgen/parts` below the
     directory `disk_cache` (default `~/.cache`), at most `disk_cache_bytes` (default 32 GiB).
 
+    With a `filter`, a pyarrow expression over the columns (`pc.field("finish_reason") == "stop"`), those that it keeps.
+
     With `rewards`, one name or several, each Rollout has these: `"correct"`, or `"correct.format"` for a further value
     that the scorer gave. All samples must have them.
 
@@ -54,19 +60,21 @@ class RolloutDataset(Dataset[Rollout]):
         self,
         path: str | os.PathLike[str],
         *,
+        filter: pc.Expression | None = None,
         allow_unreplayable: bool = False,
         all_generations: bool = False,
         routed_experts: bool = False,
-        rewards: str | Sequence[str] = (),
+        rewards: str | Sequence[str] | None = (),
         disk_cache: str | os.PathLike[str] | None = None,
         disk_cache_bytes: int = MAX_BYTES,
     ) -> None:
         self._index = open_index(
             [place_of(path)],
             cache=partial(open_cache, disk_cache, disk_cache_bytes),
+            filter=filter,
             allow_unreplayable=allow_unreplayable,
             all_generations=all_generations,
-            rewards=[rewards] if isinstance(rewards, str) else rewards,
+            rewards=names_of(rewards),
         )
         self.manifest = self._index.datasets[0].manifest
         self._scalars = self._index.scalars(SCALARS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,7 +19,7 @@ def columns_of_filter(filter: pc.Expression | None, datasets: Sequence[StoredDat
     """The columns that an expression reads: those it cannot be evaluated without."""
     if filter is None:
         return []
-    if "FieldPath(" in str(filter):
+    if _names_a_place(filter):
         raise UsageError(f"filter: {filter} names a column by its place: places differ between datasets; use its name")
     stored = {
         name: all(dataset.manifest.optional_columns[name] for dataset in datasets)
@@ -43,6 +44,17 @@ def passing(table: pa.Table, filter: pc.Expression) -> npt.NDArray[np.bool_]:
     except pa.ArrowException as error:
         raise UsageError(f"filter: {filter} fails on a value: {_one_line(error)}") from None
     return passing
+
+
+def _names_a_place(filter: pc.Expression) -> bool:
+    """Whether a column is named by its number. A text that looks like one does not count: it can be serialised."""
+    if "FieldPath(" not in str(filter):
+        return False
+    try:
+        pickle.dumps(filter)
+    except pa.ArrowNotImplementedError:
+        return True
+    return False
 
 
 def _one_line(error: Exception) -> str:

@@ -148,8 +148,13 @@ class Index:
         samples = or_again(load, partial(drop_copy, part))
         if self.rewards is None:
             return samples
-        members, place = self._members(group), f"{stored.place}: row group {number}"
-        return self.rewards.attached(samples, self.rows[members] - self.group_offsets[group], members, place)
+        place = f"{stored.place}: row group {number}"
+        return self.rewards.attached(samples, self.rows_of(group), self._members(group), place)
+
+    def rows_of(self, group: int) -> Int64Array:
+        """The rows of a row group that are handed out, rising, counted inside it."""
+        rows: Int64Array = self.rows[self._members(group)] - self.group_offsets[group]
+        return rows
 
     def _members(self, group: int) -> slice:
         """The samples of a row group."""
@@ -193,10 +198,37 @@ class Index:
             sha256.update(array.tobytes())
         return sha256.hexdigest()
 
+    def content_fingerprint(self) -> str:
+        """SHA-256 of which samples are handed out, in the order of their keys, and of their lengths.
+
+        It is the same wherever they are stored, as after a compaction.
+        """
+        digests = [dataset.manifest.config_digest for dataset in self.datasets]
+        sha256, order = hashlib.sha256("\n".join(digests).encode()), self._by_key()
+        for array in (self.dataset, self.prompt_index, self.sample_index, self.generation, self.tokens):
+            sha256.update(array[order].tobytes())
+        return sha256.hexdigest()
+
+    def reward_fingerprints(self) -> dict[str, str]:
+        """By the names of the rewards that were asked for, SHA-256 of their values, in the order of the keys."""
+        return {} if self.rewards is None else self.rewards.fingerprints(self._by_key())
+
+    def _by_key(self) -> Int64Array:
+        """int64 [S]"""
+        order: Int64Array = np.lexsort((self.generation, self.sample_index, self.prompt_index, self.dataset))
+        return order
+
 
 def place_of(path: str | os.PathLike[str]) -> Place:
-    """The dataset that a path or a URL means. Raises UsageError for a URL that none can have."""
-    return ObjectStore(os.fspath(path)) if is_url(path) else local_path(path).absolute()
+    """The dataset that a path or a URL means. Raises UsageError for what is neither, or cannot be one."""
+    if not isinstance(path, str | os.PathLike):
+        raise UsageError(f"a dataset is given as the path of its directory or as its URL, not as {type(path).__name__}")
+    if is_url(path):
+        return ObjectStore(os.fspath(path))
+    place = local_path(path).absolute()
+    if place.is_file():
+        raise UsageError(f"{place}: is a file, not a dataset's directory")
+    return place
 
 
 def open_index(
@@ -277,7 +309,7 @@ def _open_datasets(
     if not places:
         raise UsageError("no dataset directory was given")
     paths = [place.url if isinstance(place, ObjectStore) else str(place) for place in places]
-    resolved = [place.url if isinstance(place, ObjectStore) else place.resolve() for place in places]
+    resolved = [place.url if isinstance(place, ObjectStore) else os.path.realpath(place) for place in places]
     if len(set(resolved)) < len(resolved):
         raise UsageError("the same dataset directory was given twice: its samples would be, too")
     datasets = tuple(

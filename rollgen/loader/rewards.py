@@ -8,6 +8,7 @@ scored.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -19,7 +20,6 @@ from rollgen.errors import UsageError
 from rollgen.format.keys import Keys
 from rollgen.format.reader import StoredDataset
 from rollgen.format.rewards import (
-    REWARD,
     Rewards,
     ScorerRecord,
     is_name,
@@ -29,6 +29,7 @@ from rollgen.format.rewards import (
 )
 from rollgen.loader.samples import Samples
 from rollgen.remote.objects import ObjectStore
+from rollgen.rollouts import REWARD
 
 if TYPE_CHECKING:
     from rollgen.loader.index import Index, Place
@@ -46,7 +47,14 @@ class SampleRewards:
     checksums: dict[str, Int64Array]
     """int64 [S] by the names of rewards: of the tokens that were scored."""
     scorers: dict[str, ScorerRecord]
-    """By the names of rewards, of the last dataset: who computed them."""
+    """By the names of rewards: who computed them."""
+
+    def fingerprints(self, order: Int64Array) -> dict[str, str]:
+        """By the names that were asked for, SHA-256 of the values, [S] in this order of the samples.
+
+        Not of who gave them: what a rescoring leaves as it was, trains as it did.
+        """
+        return {name: hashlib.sha256(values[order].tobytes()).hexdigest() for name, values in self.values.items()}
 
     def attached(self, samples: Samples, rows: Int64Array, numbers: slice, place: str) -> Samples:
         """A row group, with the rewards of these `rows` of it, which are the samples of these `numbers`.
@@ -68,14 +76,20 @@ class SampleRewards:
         return replace(samples, rewards=values)
 
 
+def names_of(rewards: str | Sequence[str] | None) -> tuple[str, ...]:
+    """As callers give them: one name, several, or none. Raises UsageError for anything else."""
+    given = () if rewards is None else (rewards,) if isinstance(rewards, str) else rewards
+    if not isinstance(given, Sequence) or not all(isinstance(name, str) for name in given):
+        raise UsageError("rewards must be a name like 'correct' or 'correct.format', or a list of such names")
+    return tuple(given)
+
+
 def with_rewards(index: Index, places: Sequence[Place], names: Sequence[str]) -> Index:
     """An index of the datasets in `places`, with the rewards of these names; for no names, as it is.
 
-    Raises UsageError for a name that a dataset has not, when samples have no reward, with the command that gives them
-    one, and for a dataset in object storage; DatasetError for damage.
+    Raises UsageError for a name that a dataset has not or that two scorers gave, when samples have no reward, with the
+    command that gives them one, and for a dataset in object storage; DatasetError for damage.
     """
-    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
-        raise UsageError("rewards must be a name like 'correct' or 'correct.format', or a list of such names")
     if not names:
         return index
     for place in places:
@@ -92,7 +106,11 @@ def with_rewards(index: Index, places: Sequence[Place], names: Sequence[str]) ->
         for stored, members in zip(index.datasets, of_dataset, strict=True):
             rewards = _read(stored, name, list(wanted.values()))
             assert rewards.scorer is not None  # or `_read` had refused
-            scorers[name] = rewards.scorer
+            if scorers.setdefault(name, rewards.scorer) != rewards.scorer:
+                raise UsageError(
+                    f"{stored.directory}: its rewards {name!r} are by another scorer than those of "
+                    f"{index.datasets[0].directory}; score one of them again, under another --name or with --rescore"
+                )
             row = rewards.rows_of(keys.take(members))
             there = row >= 0
             checksum[members[there]] = rewards.tokens_crc32[row[there]]
@@ -135,4 +153,8 @@ def _check_all(values: Float64Array, asked: str, rewards: Rewards, stored: Store
         advice = f"{command}` scores what it can of them"
         if column:
             advice += f"; those that it scored without {column!r}, only `--rescore` scores again"
+        advice += (
+            "; if they cannot have a reward, score with a function that returns 0, or leave them out of a "
+            "RolloutStream with filter="
+        )
         raise UsageError(f"{stored.directory}: {missing} of {len(values)} samples have no {asked!r}; {advice}")

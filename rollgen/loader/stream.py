@@ -38,6 +38,7 @@ from rollgen.loader.batch import Layout, RolloutBatch
 from rollgen.loader.index import Loss, OnDamage, Place, open_index, place_of
 from rollgen.loader.maker import BatchMaker
 from rollgen.loader.order import BatchSettings, Epoch, plan_epoch, units_of
+from rollgen.loader.rewards import names_of
 from rollgen.loader.schedule import (
     PLACE_KEYS,
     Cursor,
@@ -65,6 +66,13 @@ PREFETCH: Final = 2
 """Batches made ahead by the thread."""
 
 STATE_VERSION: Final = 1
+_REWARDS: Final = "rewards"
+"""Key of a state; one without it is of a stream without rewards."""
+
+_CHANGED: Final = {
+    "dataset": "the dataset, or what the filter keeps of it, has changed since (as by `rollgen compact`)",
+    _REWARDS: "other rewards were asked for, or the samples were scored again since",
+}
 
 _LOG = logging.getLogger(__name__)
 
@@ -124,7 +132,7 @@ class RolloutStream(IterableDataset[RolloutBatch]):
         prefetch: int = PREFETCH,
         cache_bytes: int = CACHE_BYTES,
         routed_experts: bool = False,
-        rewards: str | Sequence[str] = (),
+        rewards: str | Sequence[str] | None = (),
         disk_cache: str | os.PathLike[str] | None = None,
         disk_cache_bytes: int = MAX_BYTES,
     ) -> None:
@@ -143,7 +151,7 @@ class RolloutStream(IterableDataset[RolloutBatch]):
             filter=filter,
             allow_unreplayable=allow_unreplayable,
             on_damage=on_damage,
-            rewards=[rewards] if isinstance(rewards, str) else rewards,
+            rewards=names_of(rewards),
         )
         if not len(self._index):
             raise UsageError(
@@ -170,6 +178,7 @@ class RolloutStream(IterableDataset[RolloutBatch]):
         self._identity = {
             "version": STATE_VERSION,
             "dataset": self._index.fingerprint(),
+            _REWARDS: self._index.reward_fingerprints(),
             **asdict(self._settings),
         }
         check_same_on_all_ranks(self._identity, self._world_size)
@@ -232,16 +241,15 @@ class RolloutStream(IterableDataset[RolloutBatch]):
         """Let the next iteration continue from a state.
 
         Raises ResumeRefused when the datasets, or a setting that decides about batches, are not those of the state:
-        its position would mean other samples.
+        its position would mean other samples. So it does for other rewards.
         """
+        state = {_REWARDS: {}, **state}
         for name in (*self._identity, *Cursor._fields):
             if name not in state:
                 raise UsageError(f"load_state_dict: not the state of a stream: it has no {name!r}")
         for name, value in self._identity.items():
             if state[name] != value:
-                what = f"{name} was {state[name]!r}, is {value!r}"
-                if name == "dataset":
-                    what = "the dataset, or what the filter keeps of it, has changed since"
+                what = _CHANGED.get(name, f"{name} was {state[name]!r}, is {value!r}")
                 raise ResumeRefused(f"this stream cannot continue from the state: {what}")
         for name in PLACE_KEYS & state.keys():
             _check_numbers(0, **{name: state[name]})

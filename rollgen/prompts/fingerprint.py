@@ -17,10 +17,13 @@ import hashlib
 import json
 import os
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from rollgen.config import digest
-from rollgen.errors import UsageError
+from rollgen.errors import Unreadable, UsageError
+from rollgen.format.files import read_regular
+from rollgen.format.layout import TOKENIZER_CONFIG, TOKENIZER_FILE
+from rollgen.format.schema import TOKENIZER_DIR
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,6 +54,8 @@ _BLOCK = 4096
 _SPACED_BLOCKS = 64
 _HEADER_LIMIT = 100_000_000
 """Bytes; safetensors itself refuses a longer header."""
+_MAX_TOKENIZER_BYTES: Final = 64 << 20
+"""Of a file; twice the largest tokenizer in use (a vocabulary of 262,144)."""
 
 
 def directory_fingerprint(directory: Path) -> str:
@@ -100,6 +105,38 @@ def saved_tokenizer_sha256(tokenizer: bytes, settings: bytes) -> str | None:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         return None
+
+
+class StoredTokenizer(NamedTuple):
+    """What lies in a dataset's directory."""
+
+    content: bytes
+    """Of its `tokenizer.json`."""
+    sha256: str | None
+    """As `saved_tokenizer_sha256` has it: only one that is the manifest's is shown to be what made the ids."""
+
+
+def stored_tokenizer(dataset: Path) -> StoredTokenizer | None:
+    """That of a dataset; None where there is none. Raises DatasetError as `read_tokenizer_file` does."""
+    content = read_tokenizer_file(dataset, TOKENIZER_FILE)
+    if content is None:
+        return None
+    settings = read_tokenizer_file(dataset, TOKENIZER_CONFIG)
+    return StoredTokenizer(content, saved_tokenizer_sha256(content, b"{}" if settings is None else settings))
+
+
+def read_tokenizer_file(dataset: Path, name: str) -> bytes | None:
+    """A file of a dataset's tokenizer; None where it is not there.
+
+    Raises DatasetError for what is no regular file or too large to be one of these, and Unreadable.
+    """
+    path = dataset / TOKENIZER_DIR / name
+    try:
+        return read_regular(path, _MAX_TOKENIZER_BYTES)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise Unreadable(f"{path}: this machine could not read it: {error}; mend that, and try again") from None
 
 
 def _tokenizer_sha256(special_tokens: dict[str, str], backend: str | dict[str, int]) -> str:

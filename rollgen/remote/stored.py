@@ -18,7 +18,7 @@ from typing import Final
 
 from rollgen.errors import MissingFile, RollgenError
 from rollgen.format.journal import RECORD_FILE, parse_shard_name, read_journal
-from rollgen.format.manifest import MAX_MANIFEST_BYTES
+from rollgen.format.manifest import MAX_MANIFEST_BYTES, Manifest
 from rollgen.format.reader import (
     ShardReader,
     StoredDataset,
@@ -28,7 +28,7 @@ from rollgen.format.reader import (
     open_dataset,
     open_shard,
 )
-from rollgen.format.schema import DATA_DIR, JOURNAL_DIR, MANIFEST_FILE, retry_file
+from rollgen.format.schema import DATA_DIR, JOURNAL_DIR, MANIFEST_FILE, PLAN_FILE, retry_file
 from rollgen.remote.cache import PartCache, keeping
 from rollgen.remote.lease import State, Watch, writer_of_lock
 from rollgen.remote.objects import ObjectStore, for_each
@@ -122,10 +122,7 @@ def remote_dataset(store: ObjectStore, cache: PartCache) -> Iterator[StoredDatas
             with suppress(MissingFile):  # `open_dataset` says what that means
                 (directory / MANIFEST_FILE).write_bytes(store.read(MANIFEST_FILE, MAX_MANIFEST_BYTES))
         dataset = open_dataset(directory)
-        for retry in dataset.manifest.retries:
-            file = retry_file(retry.generation)
-            with suppress(MissingFile), _keeping():  # nor is it needed, unless there is damage
-                store.download(file, directory / file)
+        _copy_retries(store, dataset.manifest, directory)  # not needed, unless there is damage
         shards = (
             RemoteShard(
                 path=Path(DATA_DIR, shard.name),
@@ -141,6 +138,19 @@ def remote_dataset(store: ObjectStore, cache: PartCache) -> Iterator[StoredDatas
         yield replace(dataset, shards=tuple(shards))
 
 
+@contextmanager
+def remote_plan(store: ObjectStore, manifest: Manifest) -> Iterator[Path]:
+    """A directory with the plan and the retry lists of the dataset below a URL, if they are there, until the end.
+
+    Errors name the URL. Raises UsageError when the storage cannot be used.
+    """
+    with _scratch() as directory, _named(store.url, str(directory)):
+        with suppress(MissingFile), _keeping():
+            store.download(PLAN_FILE, directory / PLAN_FILE)
+        _copy_retries(store, manifest, directory)
+        yield directory
+
+
 def remote_writers(store: ObjectStore, note: Callable[[str], None]) -> frozenset[str]:
     """Names of the writers that are alive now, as `live_writers` has those of a directory.
 
@@ -151,6 +161,14 @@ def remote_writers(store: ObjectStore, note: Callable[[str], None]) -> frozenset
     locks = {name: writer for name in store.list(JOURNAL_DIR) if (writer := writer_of_lock(name))}
     signs = [name for name in locks if watch.look(name)[1].host]  # all at once: waiting for one is waiting for all
     return frozenset(locks[name] for name in signs if watch.settle(name, note)[0] is State.ALIVE)
+
+
+def _copy_retries(store: ObjectStore, manifest: Manifest, directory: Path) -> None:
+    """The lists that are there."""
+    for retry in manifest.retries:
+        file = retry_file(retry.generation)
+        with suppress(MissingFile), _keeping():
+            store.download(file, directory / file)
 
 
 def _copy_listing(store: ObjectStore, directory: Path) -> dict[str, int]:

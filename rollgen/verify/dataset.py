@@ -20,7 +20,7 @@ from rollgen.errors import DatasetError
 from rollgen.format.commit import live_writers
 from rollgen.format.journal import RECORD_FILE, is_unfinished, list_shards, parse_shard_name
 from rollgen.format.keys import Keys
-from rollgen.format.manifest import PLANLESS, Manifest
+from rollgen.format.manifest import Manifest
 from rollgen.format.schema import (
     DATA_DIR,
     FAILURES_DIR,
@@ -207,7 +207,7 @@ def _verify(directory: Path, progress: Progress | None) -> Verification:
         findings.add(
             "missing", directory / DATA_DIR / name, "not there, though committed; put it back from a copy, or repair"
         )
-    runs = StoredRuns(manifest) if manifest is not None and manifest.identity.get(PLANLESS) else None
+    runs = StoredRuns(manifest) if manifest is not None and manifest.is_planless else None
     shards = _Shards(journal, manifest, _planned_check(planned, runs), findings, alive)
     found = [(path, content) for path, content in shards.check(paths, progress) if content is not None]
     _check_unique(found, findings)

@@ -22,7 +22,7 @@ from rollgen.errors import DatasetError, MissingFile, Unreadable
 from rollgen.format.failures import Failure
 from rollgen.format.journal import JournalLine, file_sha256, parse_shard_name
 from rollgen.format.jsonlines import line_files, parse_lines
-from rollgen.format.manifest import PLANLESS, RUN_NAME, Manifest, merged_identity, read_manifest
+from rollgen.format.manifest import RUN_NAME, Manifest, merged_identity, read_manifest
 from rollgen.format.retries import RetryList, read_retries
 from rollgen.format.rewards import Part, check_same_scorer, list_parts, read_part, read_rewards, reward_names
 from rollgen.format.schema import (
@@ -172,7 +172,7 @@ def _lines(path: Path, kind: type[_Line], finding: Kind, findings: Findings) -> 
 def check_planned(directory: Path, manifest: Manifest, findings: Findings) -> Planned | None:
     """Plan and retry lists; None without a plan, or when it cannot be read."""
     path = directory / PLAN_FILE
-    if manifest.identity.get(PLANLESS):
+    if manifest.is_planless:
         if path.exists():
             findings.add("plan", path, "there is a plan, but the manifest says that there is none")
         return None

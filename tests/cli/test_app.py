@@ -240,7 +240,7 @@ def test_inspect_one_sample(rollgen: Callable[..., Outcome], make_dataset: Calla
     directory = make_dataset(tmp_path / "out", support_logprobs=True)
     outcome = rollgen("inspect", directory, "--sample", "p2:1")
     assert (outcome.code, outcome.stderr) == (0, "")
-    assert "1 of 2 · finished by stop · 8 tokens" in outcome.stdout
+    assert "1 of 0-1 · finished by stop · 8 tokens" in outcome.stdout
     assert "\x1b" not in outcome.stdout
     assert "Token 7 of 0-7 · sampled '" in rollgen("inspect", directory, "--sample", "p2", "--at", "-1").stdout
 

@@ -20,7 +20,7 @@ def dry_run(runs: Runs, *flags: object) -> subprocess.CompletedProcess[str]:
     """The settings of `Runs`, on the command line."""
     options = ["--model", runs.model, "--out", runs.out, "--top-k", 8, "--n", 2, "--resume", "--dry-run", *flags]
     command = [str(ROLLGEN), "generate", str(runs.prompts), *map(str, options)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=180)
 
 
 def planned(runs: Runs, *flags: object) -> tuple[dict[str, Any], str]:
@@ -55,6 +55,6 @@ def test_damage_is_told_and_not_in_the_way(runs: Runs) -> None:
 def test_bytes_that_are_no_text(runs: Runs) -> None:
     """Names that no manifest could hold are refused at once."""
     command = [os.fsencode(ROLLGEN), b"generate", b"p\xff.jsonl"]
-    done = subprocess.run(command, capture_output=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, check=False, timeout=180)
     assert done.returncode == 2
     assert done.stderr.startswith(b"rollgen: error: p\\udcff.jsonl: not UTF-8")

@@ -36,9 +36,9 @@ def test_what_is_printed(directory: Path, tmp_path: Path) -> None:
     assert result.return_value == 0
     lines = result.stdout.splitlines()
     assert lines[0].startswith(f"{out}: 12 samples of 6 prompts, ")
-    assert lines[0].endswith("for prime-rl (main, September 2026 (after #3431))")
-    lost = "lost of 12 samples: finish_reason, max_tokens, metadata, prompt, prompt_index, seed, text, top_k, top_p"
-    assert lines[1] == lost
+    assert lines[0].endswith("for prime-rl (main, September 2026 (#3431; fields as in 0f59b241))")
+    lost = "finish_reason, max_tokens, metadata, prompt, prompt_index, seed, text, top_k, top_p"
+    assert lines[1] == f"not taken along: {lost} (12 samples)"
     assert "max_steps = 2, model.seq_len >= 64, data ranks: 1" in lines[2]
 
 
@@ -82,7 +82,8 @@ def test_what_is_owed_is_printed(directory: Path, tmp_path: Path) -> None:
     journal = directory / "journal" / "w0.jsonl"
     journal.write_text(journal.read_text().splitlines(keepends=True)[0])
     result = run(directory, "--to", "jsonl", "--out", tmp_path / "out")
-    assert "owed: 6 samples of the plan, not stored; `rollgen generate --resume` makes them" in result.stdout
+    owed = "owed: samples of the plan that are yet to be made, or made again: 6; `rollgen generate --resume` makes the"
+    assert owed in result.stdout
 
 
 def test_no_dataset_is_exit_1(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from rollgen.curate.compact import SHARD_TOKENS
 from rollgen.errors import DatasetError, ResumeRefused, UsageError
 from rollgen.format.commit import WriterSlot
 from rollgen.format.journal import JournalLine, list_shards
+from rollgen.format.manifest import read_manifest
 
 MakeRun = Callable[..., Path]
 
@@ -75,6 +76,25 @@ def test_what_is_worth_knowing_is_printed(two: list[Path], tmp_path: Path, make_
     lines = run(merged, make_run(tmp_path / "third", 2), "--out", tmp_path / "out").stdout.splitlines()
     assert any(", lost since it was merged before: " in text for text in lines[:2])
     assert "no tokenizer was copied: what there is of one is damaged or behind links" in lines
+
+
+def test_a_card_without_room(two: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The figures of a merge that is whole are printed before it is told."""
+
+    def write_nothing(directory: Path) -> None:
+        raise DatasetError(f"{directory}/README.md: cannot be written")
+
+    monkeypatch.setattr("rollgen.inspect.card.write_card", write_nothing)
+    result = run(*two, "--out", tmp_path / "out")
+    assert isinstance(result.exception, DatasetError)
+    assert "merged: 24 samples" in result.stdout
+
+
+def test_what_two_runs_drew_is_printed(two: list[Path], tmp_path: Path, make_run: MakeRun) -> None:
+    """With the same seeds from the same model: before anything is written, too."""
+    again = make_run(tmp_path / "again", 2, tokens=8, said={"model": read_manifest(two[0]).model})
+    lines = run(two[0], again, "--out", tmp_path / "out", "--dry-run").stdout.splitlines()
+    assert [line for line in lines if line.startswith("samples of 'again' that 'base' has too, token by token: 12; ")]
 
 
 @pytest.mark.parametrize("out", ["a\0b", "x" * 300])

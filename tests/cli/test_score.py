@@ -17,11 +17,17 @@ from rollgen.curate.score import BATCH_SIZE, TIMEOUT_SECONDS
 from rollgen.errors import ResumeRefused, UsageError
 
 MODULE = """
+from pathlib import Path
 def half(answers):
     print("noise")
     return [ValueError("no") if answer.prompt_id == "p1" else 0.5 for answer in answers]
 def one(answers):
     return [1] * len(answers)
+def switched(answers):
+    bad = Path("switch").exists()
+    return [ValueError("no") if bad and answer.prompt_id == "p1" else 1 for answer in answers]
+def own_error(answers):
+    return [ValueError(f"{answer.prompt_id} {answer.sample_index}") for answer in answers]
 def cents(answers):
     return [0.0004] * len(answers)
 """
@@ -46,11 +52,11 @@ def test_all_scored(directory: Path) -> None:
     result = run("run", "--with", "local_graders:one", "--name", "good")
     assert result.return_value == 0, result.exception
     assert result.stdout.splitlines() == [
-        "good by local_graders:one: 6 samples scored; mean reward 1",
+        "reward 'good' (scorer local_graders:one): 6 samples scored; mean reward 1",
         'to train on them: RolloutStream("run", rewards="good")',
     ]
     again = run("run", "--with", "local_graders:one", "--name", "good")
-    assert again.stdout.startswith("good by local_graders:one: 0 samples scored, 6 had a reward; mean reward 1\n")
+    assert again.stdout.splitlines()[0].endswith(": 0 samples scored, 6 had a reward; mean reward 1")
 
 
 def test_some_that_could_not_be(directory: Path) -> None:
@@ -58,13 +64,37 @@ def test_some_that_could_not_be(directory: Path) -> None:
     result = run("run", "--with", "local_graders:half")
     assert result.return_value == 3, result.exception
     assert result.stdout.splitlines() == [
-        "half by local_graders:half: 4 samples scored; mean reward 0.5",
+        "reward 'half' (scorer local_graders:half): 4 samples scored; mean reward 0.5",
         "could not be scored: 2; the same command tries them again",
         "  2 x ValueError: no (first p1:0)",
+        "if they cannot have a reward, score with a function that returns 0, or leave them out of a RolloutStream with "
+        "filter=",
     ]
     rescored = run("run", "--with", "local_graders:half", "--rescore")
     assert rescored.return_value == 3
     assert rescored.stdout.splitlines()[-1] == "the rewards from before stay in force until every sample has a new one"
+
+
+def test_a_rescoring_that_goes_on(directory: Path) -> None:
+    """What an earlier attempt has given is not given again; how to have all of it again is said."""
+    run("run", "--with", "local_graders:one", "--name", "r")
+    switch = directory.with_name("switch")
+    switch.touch()
+    run("run", "--with", "local_graders:switched", "--name", "r", "--rescore")
+    switch.unlink()
+    said = run("run", "--with", "local_graders:switched", "--name", "r", "--rescore").stdout.splitlines()
+    assert said[0].endswith(
+        ": 2 samples scored, 4 had a reward from an earlier attempt at this rescoring; mean reward 1"
+    )
+    assert said[1] == "to score those of the earlier attempt again too, give the same command once more"
+    again = run("run", "--with", "local_graders:switched", "--name", "r", "--rescore").stdout
+    assert "): 6 samples scored; mean" in again
+
+
+def test_more_errors_than_are_told(directory: Path) -> None:
+    """Five, and where the others are: here six samples have one each."""
+    said = run("run", "--with", "local_graders:own_error").stdout.splitlines()
+    assert said[7] == "  1 x other errors: column `error` of rewards/own_error-*.parquet has all of them"
 
 
 def test_json(directory: Path) -> None:
@@ -86,11 +116,13 @@ def test_json(directory: Path) -> None:
 def test_built_in(directory: Path) -> None:
     """With its options."""
     result = run("run", "--with", "exact_match", "--field", "answer", "--extract", r"(\d+)\.")
-    assert result.stdout.startswith("exact_match by exact_match: 6 samples scored; mean reward 1\n"), result.exception
+    assert result.stdout.startswith("reward 'exact_match' (scorer exact_match): 6 samples scored; mean reward 1\n"), (
+        result.exception
+    )
 
 
 def test_the_page(directory: Path) -> None:
-    """The function and the commands of `docs/rewards.md` do what it says; no prompt has a `pattern`."""
+    """The function and the commands of `docs/rewards.md` do what it says; no prompt has a `pattern`, which is told."""
     page = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text()
     function = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)[0]
     Path("rewards_of_the_page.py").write_text(function)
@@ -99,7 +131,10 @@ def test_the_page(directory: Path) -> None:
     for command in commands:
         options = shlex.split(command.replace("rewards:correct", "rewards_of_the_page:correct"))
         result = run("run", *options)
-        assert result.return_value == (3 if "pattern" in options else 0), (command, result.exception)
+        if "pattern" in options:
+            assert str(result.exception) == "run: no row has a field 'pattern' in its metadata; there are: 'answer'"
+        else:
+            assert result.return_value == 0, (command, result.exception)
 
 
 def test_refusals(directory: Path) -> None:

@@ -62,10 +62,20 @@ def board(local_ray: None) -> Iterator[Any]:
 
 
 @pytest.fixture
-def replica(driver: WriterSlot, board: Any, preflight: Callable[..., Preflight]) -> Replica:
-    """With a slow engine, eight samples at a time."""
-    spec = EngineSpec.of(preflight(), "models.cluster_engines:slow")
-    return Replica(Orders(spec, Employer(driver.directory, driver.writer, driver.attempt), board="board"))
+def make_replica(driver: WriterSlot, board: Any, preflight: Callable[..., Preflight]) -> Callable[[str], Replica]:
+    """`make_replica(engine)`: with this one of `models.cluster_engines`, which makes eight samples at a time."""
+
+    def make(engine: str) -> Replica:
+        spec = EngineSpec.of(preflight(), f"models.cluster_engines:{engine}")
+        return Replica(Orders(spec, Employer(driver.directory, driver.writer, driver.attempt), board="board"))
+
+    return make
+
+
+@pytest.fixture
+def replica(make_replica: Callable[[str], Replica]) -> Replica:
+    """A slow one."""
+    return make_replica("slow")
 
 
 async def make(replica: Replica) -> None:
@@ -83,13 +93,13 @@ async def news(board: Any, wanted: type) -> Any:
 
 
 def test_a_stop_counts_also_where_another_process_was_faster(
-    replica: Replica, board: Any, driver: WriterSlot, make_completion: Callable[..., Any]
+    make_replica: Callable[[str], Replica], board: Any, driver: WriterSlot, make_completion: Callable[..., Any]
 ) -> None:
     """What is finished cannot be committed then: it is dropped, and the rest is not made."""
     before = list_shards(driver.directory)
 
     async def scene() -> None:
-        making = asyncio.create_task(make(replica))
+        making = asyncio.create_task(make(make_replica("stuck")))
         await news(board, Loaded)
         await asyncio.sleep(0.4)  # eight samples are finished and wait for their commit
         employer = Employer(driver.directory, driver.writer, driver.attempt)
@@ -97,7 +107,7 @@ def test_a_stop_counts_also_where_another_process_was_faster(
         with ShardWriter(place, read_manifest(driver.directory), commit_interval=60) as writer:
             writer.add(make_completion(0, 0))
         await board.stop.remote()
-        await asyncio.wait_for(making, 10)
+        await asyncio.wait_for(making, 60)
 
     asyncio.run(scene())
     [added] = set(list_shards(driver.directory)) - set(before)
@@ -112,7 +122,7 @@ def test_locks_that_do_not_reach_this_node_are_named(replica: Replica, board: An
     path.write_bytes(content)
 
     async def scene() -> Refused:
-        await asyncio.wait_for(make(replica), 10)
+        await asyncio.wait_for(make(replica), 60)
         return await news(board, Refused)
 
     refused = asyncio.run(scene())
@@ -127,7 +137,7 @@ def test_what_a_node_cannot_write_is_told_with_its_name(replica: Replica, board:
     data.touch()
 
     async def scene() -> Refused:
-        await asyncio.wait_for(make(replica), 10)
+        await asyncio.wait_for(make(replica), 60)
         return await news(board, Refused)
 
     refused = asyncio.run(scene())

@@ -38,6 +38,14 @@ def read_shards() -> Callable[[Path], dict[str, list[dict[str, Any]]]]:
     return rows_by_shard
 
 
+@pytest.fixture
+def split(tmp_path: Path, make_manifest: Callable[..., Manifest], make_completion: Callable[..., Completion]) -> Path:
+    """Four shards of 16 tokens: prompts 0 and 1, again with a second sample, 2 and 3, 4 and 5."""
+    keys = [[(0, 0), (1, 0)], [(0, 1), (1, 1)], [(2, 0), (3, 0)], [(4, 0), (5, 0)]]
+    shards = [[make_completion(*key) for key in shard] for shard in keys]
+    return store_shards(tmp_path / "run", make_manifest(), shards)
+
+
 def store_shards(
     directory: Path, manifest: Manifest, shards: Iterable[Iterable[Completion]], writer: str = "w0"
 ) -> Path:

@@ -5,16 +5,11 @@ Completions have 8 tokens unless said.
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -26,8 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from models.deaths import Killed, dying
-from models.disk import largest_file
+from models.deaths import contents
 
 from rollgen.config import digest
 from rollgen.curate.compact import Compaction, compact
@@ -56,12 +50,6 @@ def multiset(shards: dict[str, list[dict[str, Any]]]) -> Counter[str]:
 
 def key_of(row: dict[str, Any]) -> tuple[int, int, int]:
     return row["prompt_index"], row["sample_index"], row["generation"]
-
-
-def content(directory: Path) -> dict[str, bytes]:
-    """Every file but locks, whose content is of no account."""
-    files = (path for path in directory.rglob("*") if path.is_file() and path.suffix != ".lock")
-    return {str(path.relative_to(directory)): path.read_bytes() for path in files}
 
 
 Row = tuple[int, int, int, int, int, bool]
@@ -134,14 +122,6 @@ def test_rows_stay_and_prompts_come_together(
             assert stored.line.mask_ids == sum(len(ids or ()) for row in stored_rows for ids in row["sampling_mask"])
         assert len(is_small(directory, shard_tokens)) <= 1, "small shards are left"
         assert compact(directory, shard_tokens=shard_tokens).replaced == 0, "there was more to do"
-
-
-@pytest.fixture
-def split(tmp_path: Path, make_manifest: MakeManifest, make_completion: MakeCompletion, store: Callable) -> Path:
-    """Four shards of 16 tokens: prompts 0 and 1, again with a second sample, 2 and 3, 4 and 5."""
-    keys = [[(0, 0), (1, 0)], [(0, 1), (1, 1)], [(2, 0), (3, 0)], [(4, 0), (5, 0)]]
-    shards = [[make_completion(*key) for key in shard] for shard in keys]
-    return store(tmp_path / "run", make_manifest(), shards)
 
 
 def test_weights_and_experts_stay(
@@ -232,9 +212,9 @@ def test_row_groups_are_those_of_a_writer(
 
 def test_dry_run_says_the_same_and_changes_nothing(split: Path) -> None:
     """It does not take the writer's place either."""
-    before = content(split)
+    before = contents(split)
     foreseen = compact(split, shard_tokens=32, dry_run=True)
-    assert content(split) == before
+    assert contents(split) == before
     assert not (split / "journal" / "compact.lock").exists()
     assert foreseen == replace(compact(split, shard_tokens=32), bytes_after=None)
 
@@ -302,6 +282,61 @@ def replace_engine(manifest: Manifest, version: str) -> Manifest:
     return manifest.model_copy(update={"attempts": [newer]})
 
 
+def test_each_new_shard_names_the_engines_of_its_rows(
+    tmp_path: Path, make_manifest: MakeManifest, make_completion: MakeCompletion, store: Callable
+) -> None:
+    """Three prompts are of one engine, three of another; a shard is closed at 17 tokens, and so has three of 8."""
+    manifest = make_manifest()
+    for number, version in enumerate("111222"):
+        store(tmp_path, replace_engine(manifest, version), [[make_completion(number, 0)]])
+    compact(tmp_path, shard_tokens=17)
+    engines = [pq.read_metadata(path).metadata[FOOTER_ENGINE] for path in list_shards(tmp_path)]
+    assert engines == [b"fake 1", b"fake 2"]
+
+
+def test_a_dataset_that_takes_its_place(
+    split: Path, tmp_path: Path, make_run: Callable[..., Path], read_shards: ReadShards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Just before the lock is had: the new shards are of that one, as their footers say, or no reader would take them.
+
+    It has twelve samples in two shards.
+    """
+    other = make_run(tmp_path / "other", 1)
+
+    class Late(WriterSlot):
+        def __enter__(self) -> Any:
+            shutil.rmtree(split)
+            shutil.copytree(other, split)
+            return super().__enter__()
+
+    monkeypatch.setattr("rollgen.curate.compact.WriterSlot", Late)
+    assert compact(split).written == 1
+    assert multiset(read_shards(split)) == multiset(read_shards(other))
+
+
+def test_a_shard_without_rows(
+    tmp_path: Path, make_manifest: MakeManifest, make_completion: MakeCompletion, store: Callable
+) -> None:
+    """Only other software writes one, and readers take it: it is no reason to compact, and does not stay in the way."""
+    store(tmp_path, make_manifest(), [[make_completion(0, 0)]])
+    (path,) = list_shards(tmp_path)
+    with WriterSlot(tmp_path, "w0") as slot:
+        temporary = slot.temporary()
+        pq.write_table(pq.read_table(path).slice(0, 0), temporary, write_page_checksum=True)
+        slot.append(slot.publish(temporary, rows=0, tokens=0, mask_ids=0))
+        temporary.unlink()
+    assert compact(tmp_path, shard_tokens=8).replaced == 0
+    assert len(list_shards(tmp_path)) == 2
+
+
+def test_a_record_that_would_be_refused(split: Path) -> None:
+    """It is not written: readers would refuse the dataset, and nobody could complete it."""
+    before = contents(split)
+    with pytest.raises(DatasetError, match="cannot be compacted: adds no shard; nothing has changed"):
+        decide(split, Replacement("compact", (), ("part-w0-000000.parquet",), keep=False))
+    assert contents(split) == before
+
+
 def test_nothing_stored(tmp_path: Path, make_manifest: MakeManifest, store: Callable) -> None:
     """A run before its first commit."""
     store(tmp_path, make_manifest(), [])
@@ -333,10 +368,10 @@ def flip(path: Path, column: str, row_group: int) -> None:
 def test_a_damaged_shard_is_refused(split: Path, column: str) -> None:
     """File and row group are named, and nothing has changed; another new shard may have been written by then."""
     flip(list_shards(split)[3], column, 0)
-    before = content(split)
+    before = contents(split)
     with pytest.raises(DatasetError, match=r"part-w0-000003\.parquet: row group 0: damaged"):
         compact(split, shard_tokens=33)
-    assert content(split) == before
+    assert contents(split) == before
 
 
 def test_a_shard_without_its_line_is_refused(split: Path) -> None:
@@ -398,19 +433,19 @@ def test_a_journal_that_counts_otherwise(split: Path) -> None:
     """What was read is not what was once committed: nothing is replaced."""
     journal = split / "journal" / "w0.jsonl"
     journal.write_text(journal.read_text().replace('"tokens": 16', '"tokens": 17', 1))
-    before = content(split)
+    before = contents(split)
     with pytest.raises(DatasetError, match="hold 64 tokens, the journal says 65"):
         compact(split)
-    assert content(split) == before
+    assert contents(split) == before
 
 
 @pytest.mark.parametrize(("writer", "part"), [("w0", Part(0, 1)), ("w3", Part(3, 4)), ("compact", Part(0, 1))])
 def test_live_writers_exclude_it(split: Path, writer: str, part: Part) -> None:
     """Whatever part they make, another compaction too."""
-    before = content(split)
+    before = contents(split)
     with WriterSlot(split, writer, part), pytest.raises(ResumeRefused, match=r"writing this dataset|is alive"):
         compact(split)
-    assert content(split) == before
+    assert contents(split) == before
 
 
 def test_no_dataset(tmp_path: Path) -> None:
@@ -418,44 +453,6 @@ def test_no_dataset(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match=r"rollgen\.json: not found"):
         compact(tmp_path)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_full_disk_changes_nothing(
-    tmp_path: Path, make_manifest: MakeManifest, make_completion: MakeCompletion, store: Callable
-) -> None:
-    """The first new shard, without masks, fits, the second does not: both are gone, the error names the file."""
-    shards = [[make_completion(number, 0, tokens=4000, full=number < 3)] for number in range(6)]
-    store(tmp_path, make_manifest(), shards)
-    before = content(tmp_path)
-    with (
-        largest_file(130_000),
-        pytest.raises(DatasetError, match=r"data/\.tmp-compact-000001: cannot be written: .*large"),
-    ):
-        compact(tmp_path, shard_tokens=8001)
-    assert content(tmp_path) == before
-
-
-@pytest.mark.parametrize("room", [0, 600], ids=["the lock", "the journal"])
-def test_full_disk_at_the_ends(split: Path, room: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before the first shard, and after the last, when the decision is written: nothing has changed."""
-    before = content(split)
-    if room:
-
-        def decide_without_room(directory: Path, replacement: Replacement) -> None:
-            with largest_file(room):
-                decide(directory, replacement)
-
-        monkeypatch.setattr("rollgen.curate.compact.decide", decide_without_room)
-        with pytest.raises(DatasetError, match=r"cannot be written: File too large; nothing has changed"):
-            compact(split, keep=True)
-    else:
-        with (
-            largest_file(0),
-            pytest.raises(UsageError, match=r"journal/compact\.lock: cannot be written: File too large"),
-        ):
-            compact(split)
-    assert content(split) == before
-    assert not (split / "retired").exists()
 
 
 def test_a_shard_that_no_reader_would_take(split: Path) -> None:
@@ -467,90 +464,8 @@ def test_a_shard_that_no_reader_would_take(split: Path) -> None:
 def test_retired_is_in_the_way(split: Path) -> None:
     """Before anything is written; readers and later compactions go on."""
     (split / "retired").touch()
-    before = content(split)
+    before = contents(split)
     with pytest.raises(DatasetError, match="retired: is there already, and no directory; move it away"):
         compact(split, keep=True)
-    assert content(split) == before
+    assert contents(split) == before
     assert compact(split).replaced == 4
-
-
-STEPS = ("os.link", "os.unlink", "os.rename", "os.replace", "os.mkdir", "os.rmdir")
-"""All that changes what is seen. What is on disk when is `os.fsync`'s, where Ctrl-C may come as well."""
-
-
-@pytest.mark.parametrize(("how", "keep"), [(Killed, False), (Killed, True), (KeyboardInterrupt, False)])
-def test_killed_at_every_step(
-    split: Path, tmp_path: Path, read_shards: ReadShards, how: type[BaseException], keep: bool
-) -> None:
-    """A reader sees the old state, the new one, or is told; whoever writes next finds all of the one or the other."""
-    old = read_shards(split)
-    seen = Counter[str]()
-    for at in itertools.count(1):
-        directory = Path(shutil.copytree(split, tmp_path / f"copy-{at}"))
-        with dying(at, how=how, steps=STEPS if how is Killed else (*STEPS, "os.fsync")) as count, suppress(how):
-            compact(directory, shard_tokens=33, keep=keep)
-        decided = (directory / "journal" / "replacement.json").exists()
-        if decided:
-            with pytest.raises(DatasetError, match="is being compacted, or that was interrupted: try again, or finish"):
-                read_shards(directory)
-            seen["refused"] += 1
-        else:
-            state = read_shards(directory)
-            assert multiset(state) == multiset(old)
-            seen["old" if state == old else "new"] += 1
-        with WriterSlot(directory, "w0" if at % 2 else "compact"):
-            assert not (directory / "journal" / "replacement.json").exists()
-        state = read_shards(directory)
-        assert multiset(state) == multiset(old)
-        if state == old:
-            assert not decided
-            compact(directory, shard_tokens=33, keep=keep)
-            state = read_shards(directory)
-        assert keys_of(state) == [[(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)], [(3, 0), (4, 0), (5, 0)]]
-        assert not list(directory.rglob(".tmp-*"))
-        assert len(list((directory / "retired").glob("*"))) == (4 if keep else 0)
-        if count[0] < at:  # it was not killed: that was the last step
-            break
-    assert set(seen) == {"old", "new", "refused"}, "not every state has been tried"
-
-
-KILL = """
-import os, signal, sys
-from pathlib import Path
-from rollgen.curate.compact import compact
-
-name, at, real = sys.argv[2], int(sys.argv[3]), getattr(os, sys.argv[2])
-
-def step(*arguments, **named):
-    global at
-    at -= 1
-    if at == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return real(*arguments, **named)
-
-setattr(os, name, step)
-compact(Path(sys.argv[1]))
-"""
-
-
-@pytest.mark.parametrize(("call", "at"), [("fsync", 2), ("unlink", 2)], ids=["before the switch", "after it"])
-def test_sigkill(split: Path, read_shards: ReadShards, call: str, at: int) -> None:
-    """A real one, of a real process: the lock is free again, and the next command does what is left.
-
-    The first fsync is that of the lock file, the second that of the first shard.
-    """
-    old = read_shards(split)
-    killed = subprocess.run([sys.executable, "-c", KILL, str(split), call, str(at)], check=False, timeout=60)
-    assert killed.returncode == -signal.SIGKILL
-    assert list((split / "data").glob(".tmp-compact-*"))
-    if call == "fsync":
-        copy = Path(shutil.copytree(split, split.parent / "copy"))
-        with WriterSlot(copy, "w0"):  # whoever writes next removes what was not decided
-            assert not list(copy.rglob(".tmp-*"))
-        assert read_shards(copy) == old
-    done = compact(split)
-    assert done.completed_earlier is (call == "unlink")
-    after = read_shards(split)
-    assert multiset(after) == multiset(old)
-    assert len(after) == 1
-    assert not list(split.rglob(".tmp-*"))

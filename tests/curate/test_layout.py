@@ -20,21 +20,29 @@ def some_index(row_groups: Sequence[int]) -> Index:
     starts = np.concatenate([[0], np.cumsum(row_groups, dtype=np.int64)])
     nothing = np.zeros(int(starts[-1]), np.int64)
     places = tuple((number, 0) for number in range(len(row_groups)))
-    return Index((), (), Rows(*[nothing] * 4), places, starts, np.full(len(places), 100))
+    return Index((), (), (), Rows(*[nothing] * 4), places, starts, np.full(len(places), 100))
 
 
 @given(st.data(), st.lists(st.integers(0, 5), min_size=1, max_size=6).filter(any))
-def test_runs_are_the_rows_in_order(data: st.DataObject, row_groups: list[int]) -> None:
-    """Put end to end they are what was asked for, and no two of them could be one."""
+def test_stretches_are_as_long_as_possible(data: st.DataObject, row_groups: list[int]) -> None:
+    """Rows in one follow each other in one row group; where one begins, they do not, or another row group does."""
     index = some_index(row_groups)
-    rows = data.draw(st.lists(st.integers(0, sum(row_groups) - 1), min_size=1))
-    runs = list(index.runs(np.array(rows)))
-    spelled = [int(index.starts[run.row_group]) + run.first + offset for run in runs for offset in range(run.rows)]
-    assert spelled == rows
-    assert all(0 < run.rows <= row_groups[run.row_group] - run.first for run in runs)
-    assert not any(
-        one.row_group == other.row_group and one.first + one.rows == other.first for one, other in pairwise(runs)
-    )
+    rows = np.array(data.draw(st.lists(st.integers(0, sum(row_groups) - 1), min_size=1)))
+    edges = index.stretches(rows).tolist()
+    owners = np.repeat(np.arange(len(row_groups)), row_groups)[rows]
+    together = [bool(two == one + 1) for one, two in pairwise(rows)]
+    together = [follows and bool(one == two) for follows, (one, two) in zip(together, pairwise(owners), strict=True)]
+    assert edges == [0, *(place for place, follows in enumerate(together, 1) if not follows), len(rows)]
+
+
+def test_where_a_row_is(tmp_path: Path, make_completion: Callable, make_manifest: Callable, store: Callable) -> None:
+    """Shard by shard, and in each from 0; a shard names its engine."""
+    shards = [[make_completion(0), make_completion(1)], [make_completion(2)]]
+    stored = open_dataset(store(tmp_path, make_manifest(), shards)).shards
+    index = read_index(stored, make_manifest().optional_columns)
+    assert [index.locate(row) for row in range(3)] == [(stored[0], 0), (stored[0], 1), (stored[1], 0)]
+    assert index.shard_starts.tolist() == [0, 2, 3]
+    assert index.engines_of(np.array([2, 0])) == index.engines[0] == index.engines[1]
 
 
 @given(st.data(), st.integers(1, 500))

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from models.deaths import contents
 from models.disk import largest_file
 from models.runs import Runs
 
@@ -58,12 +59,6 @@ def kept(rows: list[dict[str, Any]]) -> Counter[str]:
     return Counter(repr({name: value for name, value in row.items() if name not in CHANGED}) for row in rows)
 
 
-def content(directory: Path) -> dict[str, bytes]:
-    """Every file but locks, whose content is of no account."""
-    files = (path for path in directory.rglob("*") if path.is_file() and path.suffix != ".lock")
-    return {str(path.relative_to(directory)): path.read_bytes() for path in files}
-
-
 @pytest.fixture
 def two(tmp_path: Path, make_run: MakeRun) -> list[Path]:
     """The runs `base` and `step-1`."""
@@ -76,7 +71,7 @@ def test_rows_stay_and_say_where_they_are_from(two: list[Path], tmp_path: Path, 
     done = merge(two, tmp_path / "out")
     after = read_shards(tmp_path / "out")
     assert done == Merged(
-        runs=(MergedRun("base", "model-0", 12, 96, 0, 0), MergedRun("step-1", "model-1", 12, 108, 0, 0)),
+        runs=(MergedRun("base", "model-0", 12, 96, 0, 0, 0), MergedRun("step-1", "model-1", 12, 108, 0, 0, 0)),
         samples=24,
         tokens=204,
         superseded=0,
@@ -84,6 +79,9 @@ def test_rows_stay_and_say_where_they_are_from(two: list[Path], tmp_path: Path, 
         dropped=(),
         shards=1,
         bytes=list_shards(tmp_path / "out")[0].stat().st_size,
+        rewards=(),
+        rewards_left=(),
+        notes=(),
     )
     [rows] = after.values()
     for name, old in before.items():
@@ -271,7 +269,7 @@ def test_superseded_and_owed(
     first, second = make_run(tmp_path / "a", 0), make_run(tmp_path / "b", 1)
     retry(first, [(0, 0), (0, 1)], [make_completion(0, 0, tokens=20, generation=1)])
     done = merge([first, second], tmp_path / "out")
-    assert done.runs[0] == MergedRun("a", "model-0", samples=12, tokens=11 * 8 + 20, superseded=1, owed=1)
+    assert done.runs[0] == MergedRun("a", "model-0", samples=12, tokens=11 * 8 + 20, superseded=1, owed=1, lost=0)
     assert (done.superseded, done.owed) == (1, 1)
     run, _ = read_manifest(tmp_path / "out").runs
     assert (run.samples, run.superseded, run.owed, len(run.retries)) == (12, 1, 1, 1)
@@ -304,10 +302,10 @@ def test_a_merged_dataset_under_a_name(two: list[Path], tmp_path: Path, make_run
 
 def test_plans_and_failures_stay_with_the_runs(two: list[Path], tmp_path: Path) -> None:
     """The sources are as they were, and nothing of that is in the merged dataset."""
-    before = [content(path) for path in two]
+    before = [contents(path) for path in two]
     merge(two, tmp_path / "out")
-    assert [content(path) for path in two] == before
-    assert sorted(content(tmp_path / "out")) == [
+    assert [contents(path) for path in two] == before
+    assert sorted(contents(tmp_path / "out")) == [
         "data/part-merge-000000.parquet",
         "journal/merge.jsonl",
         "rollgen.json",
@@ -362,10 +360,10 @@ def test_live_writers_exclude_it(two: list[Path], tmp_path: Path) -> None:
 def test_an_output_that_holds_something_is_refused(two: list[Path], tmp_path: Path, make_run: MakeRun) -> None:
     """Another dataset, which `clean` replaces; files that are nobody's; a source, and a place inside one."""
     old = make_run(tmp_path / "out", 5)
-    before = content(old)
+    before = contents(old)
     with pytest.raises(UsageError, match=r"out: holds a run already; replace it with --clean, or choose another"):
         merge(two, old)
-    assert content(old) == before
+    assert contents(old) == before
     assert merge(two, old, clean=True).samples == 24
     assert not (old / "plan.parquet").exists()
     (tmp_path / "foreign").mkdir()
@@ -386,10 +384,10 @@ def test_a_source_that_lies_in_the_output(two: list[Path], tmp_path: Path, make_
         (two[1] / linked).symlink_to(old / "kept")
     else:
         two[1] = two[1].rename(old / "tokenizer")
-    before = [content(path) for path in (*two, old)]
+    before = [contents(path) for path in (*two, old)]
     with pytest.raises(UsageError, match="of a dataset to be merged, lies there; choose another directory"):
         merge(two, old, clean=True)
-    assert [content(path) for path in (*two, old)] == before
+    assert [contents(path) for path in (*two, old)] == before
 
 
 def test_full_disk_leaves_nothing(tmp_path: Path, make_run: MakeRun) -> None:
@@ -418,7 +416,7 @@ def test_a_merged_dataset_can_be_compacted(two: list[Path], tmp_path: Path, read
 def test_nobody_continues_it(two: list[Path], runs: Runs, tiny_model: Path) -> None:
     """A resume, a retry, and a loop of one's own, with a plan or without: refused before a model loads."""
     merge(two, runs.out)
-    before = content(runs.out)
+    before = contents(runs.out)
     refused = r"out: was merged from 2 runs, and owes nothing; continue these, and merge again"
     for options in ({}, {"retry": "finish_reason=length", "max_tokens": 99}):
         with pytest.raises(ResumeRefused, match=refused):
@@ -426,4 +424,4 @@ def test_nobody_continues_it(two: list[Path], runs: Runs, tiny_model: Path) -> N
     for prompts in (None, {"prompt": "Hello"}):
         with pytest.raises(ResumeRefused, match=refused):
             RolloutWriter(runs.out, prompts=prompts, model=str(tiny_model))
-    assert content(runs.out) == before
+    assert contents(runs.out) == before

@@ -99,6 +99,38 @@ def test_killed_while_it_replaces(tmp_path: Path, make_run: MakeRun) -> None:
     assert seen["none"] < seen["old"]
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_interrupted_while_it_replaces(tmp_path: Path, make_run: MakeRun, number: signal.Signals) -> None:
+    """A signal that can wait does: there is the old dataset, whole, or the new one. At whatever step it comes."""
+    sources = [make_run(tmp_path / str(number), number, shards=1, prompts=1) for number in range(2)]
+    old = make_run(tmp_path / "old", 5)
+    held = contents(old)
+    seen = Counter[str]()
+    before = signal.signal(number, signal.default_int_handler)  # raises KeyboardInterrupt
+    try:
+        for at in itertools.count(1, 2):
+            out = Path(shutil.copytree(old, tmp_path / f"out-{at}"))
+            with dying(at, how=number, steps=ALL_STEPS) as count:
+                try:
+                    merge(sources, out, clean=True)
+                except KeyboardInterrupt:
+                    seen["interrupted"] += 1
+            if count[0] < at:
+                break
+            if (out / "plan.parquet").exists():
+                assert held.items() <= contents(out).items()
+                seen["old"] += 1
+            else:
+                assert verify_dataset(out).rows == 4
+                seen["new"] += 1
+            assert not list(out.rglob(".tmp-*"))
+    finally:
+        signal.signal(number, before)
+    assert seen["old"] > 0
+    assert seen["new"] > 0
+    assert seen["interrupted"] == seen["old"] + seen["new"]
+
+
 def test_a_full_disk_leaves_what_there_was(tmp_path: Path, make_run: MakeRun) -> None:
     """Whatever `clean` was to replace; the error says so."""
     sources = [make_run(tmp_path / str(n), n, shards=1, prompts=1, n=1, tokens=4000, full=n == 0) for n in range(2)]

@@ -76,3 +76,13 @@ def test_rewards_of_superseded_rows_stay_behind(
     rewards = rewards_in_force(tmp_path / "out", "correct", dataset.manifest.config_digest)
     found = rewards.of(read_rows(dataset.shards).keys, stored_checksums(dataset.shards))["reward"]
     assert (len(found), sum(map(math.isnan, found))) == (4, 1)
+
+
+def test_more_columns_than_a_scorer_may_have(two: list[Path], tmp_path: Path) -> None:
+    """40 of one and 25 others of the other: to go on with them would fail. 40 and 24 are 64, and are carried over."""
+    for path, first, counts in ((two[0], 0, (40, 40)), (two[1], 40, (25, 24))):
+        for name, count in zip(("many", "enough"), counts, strict=True):
+            values = {f"value_{number}": 0.5 for number in range(first, first + count)}
+            write_rewards(path, name, lambda row, values=values: {"reward": 1.0} | values)
+    done = merge(two, tmp_path / "out")
+    assert (done.rewards, done.rewards_left) == (("enough",), ("many",))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import sys
 import time
 from collections import Counter
@@ -160,7 +161,7 @@ def test_further_values_and_names(dataset: Path, graders: Graders) -> None:
 @pytest.mark.parametrize(
     ("kind", "error"),
     [
-        ("raises", "RuntimeError: cannot read it"),
+        ("raises", "graders.py:28: RuntimeError: cannot read it"),
         ("exits", "its process died with exit code 7"),
         ("is killed", "its process died with exit code -9"),
         ("hangs", "took longer than 1 s, or ended its process with exit code 0"),
@@ -331,6 +332,44 @@ def test_commits_while_it_goes_on(dataset: Path, graders: Graders, monkeypatch: 
     monkeypatch.setattr(module, "COMMIT_SECONDS", 0.0)
     score(dataset, "graders:described", processes=1, batch_size=1)
     assert len(list_parts(dataset, "described")) > len(counts)
+
+
+def test_commits_become_rarer() -> None:
+    """Ten hours of scoring are some 225 files, and not 1,800; a kill costs five minutes at most."""
+    seconds, parts = 0.0, 0
+    while seconds < 36_000:
+        assert 20 <= module._commit_seconds(parts) <= 300
+        seconds, parts = seconds + module._commit_seconds(parts), parts + 1
+    assert 200 < parts < 250
+
+
+def test_a_dataset_that_another_takes_the_place_of(
+    dataset: Path, graders: Graders, make_dataset: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By `--clean`, just before the rewards have their lock: nothing of the two is mixed."""
+
+    class Late(RewardWriter):
+        def __enter__(self) -> Late:
+            shutil.rmtree(dataset)
+            make_dataset(dataset, support_logprobs=True)
+            return super().__enter__()
+
+    monkeypatch.setattr(module, "RewardWriter", Late)
+    with pytest.raises(ResumeRefused, match="another dataset has just taken its place; start again"):
+        score(dataset, "graders:number", processes=1)
+    assert list_parts(dataset, "number") == []
+
+
+def test_a_module_that_changes_the_working_directory(
+    tmp_path: Path, graders: Graders, make_dataset: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The dataset is the one that was named, also where another one of that name is there."""
+    here, there = (make_dataset(tmp_path / place / "run") for place in ("here", "there"))
+    graders.path.write_text(f"import os\nos.chdir({str(there.parent)!r})\n{GRADERS}")
+    monkeypatch.chdir(here.parent)
+    assert score("run", "graders:number", processes=1).scored == 12
+    assert Path.cwd() == here.parent
+    assert (reward_names(here), reward_names(there)) == (["number"], [])
 
 
 def test_an_interruption_commits_what_is_finished(dataset: Path, graders: Graders) -> None:

@@ -19,7 +19,7 @@ from models.datasets import read_rows
 
 from rollgen.format.rewards import list_parts
 
-KILLS = 4
+KILLS = 2
 PROGRAM = """
 import rollgen.curate.score
 rollgen.curate.score.COMMIT_SECONDS = 0.0
@@ -139,7 +139,7 @@ def test_a_rescoring_is_all_or_nothing(scoring: Scoring) -> None:
     scoring.called()
     old = scoring.stored("r", 1)
     options = ("--with", "graders:again", "--name", "r", "--rescore")
-    for _ in range(2):
+    for _ in range(KILLS):
         if scoring.kill_at_random("r", 2, chance, *options):
             assert scoring.stored("r", 1) == old
     finish(scoring, *options)

@@ -15,6 +15,7 @@ from rollgen.errors import DatasetError, UsageError
 from rollgen.format.journal import list_shards
 from rollgen.format.manifest import RoutedExperts, read_manifest, replace_manifest
 from rollgen.format.reader import open_dataset, read_columns
+from rollgen.rollouts import sample_seed
 
 MakeRun = Callable[..., Path]
 
@@ -124,6 +125,45 @@ def test_writers_that_began_together(tmp_path: Path, make_run: MakeRun) -> None:
     """Ranks of a job have the same settings and start, and prompts by the same ids: with other tokens, no copies."""
     ranks = [make_run(tmp_path / f"rank-{rank}", 0, shards=1, prompts=1, tokens=8 + rank) for rank in range(3)]
     assert merge(ranks, tmp_path / "out").samples == 6
+
+
+ONE_SEED = (
+    "samples of '{}' that {} has too, token by token: {}; they were drawn with the same seeds, and training would "
+    "count them twice: give each run a --seed of its own"
+)
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_runs_of_one_seed(tmp_path: Path, make_run: MakeRun, dry_run: bool) -> None:
+    """Of the same model: what both drew is told, whatever else each has. Of another model nothing is the same.
+
+    The second run has 4 of the 12 samples, the third 2 of these 4; the fourth samples are a token longer.
+    """
+    same = {"model": read_manifest(make_run(tmp_path / "a", 0)).model}
+    sources = [tmp_path / "a"]
+    sources += [make_run(tmp_path / "b", 1, shards=1, prompts=2, tokens=8, said=same)]
+    sources += [make_run(tmp_path / "c", 2, shards=1, prompts=2, n=1, tokens=8, said=same)]
+    sources += [make_run(tmp_path / "longer", 3, tokens=9, said=same), make_run(tmp_path / "other", 4, tokens=8)]
+    notes = merge(sources, tmp_path / "out", dry_run=dry_run).notes
+    assert notes == (ONE_SEED.format("b", "'a'", 4), ONE_SEED.format("c", "'a' or 'b'", 2))
+
+
+def test_runs_of_other_seeds(tmp_path: Path, make_run: MakeRun) -> None:
+    """Short answers are often the same: nothing to tell."""
+    same = {"model": read_manifest(make_run(tmp_path / "a", 0)).model}
+    one = {"shards": 1, "prompts": 1, "n": 1, "tokens": 8, "planned": {"seed": 5}}
+    other = make_run(tmp_path / "b", 1, **one, said=same, seed=sample_seed(5, "p0", 0))
+    assert merge([tmp_path / "a", other], tmp_path / "out").notes == ()
+
+
+def test_what_is_no_directory(two: list[Path], tmp_path: Path) -> None:
+    """A link to itself, and a name that there cannot be."""
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for place in (tmp_path / "loop", tmp_path / "a\0b"):
+        with pytest.raises(UsageError, match=r"not a directory; name one that holds rollgen\.json"):
+            merge([two[0], place], tmp_path / "out")
+    with pytest.raises(UsageError, match="s3://bucket/x: merge reads and writes directories: copy the dataset here"):
+        merge([two[0], "s3://bucket/x"], tmp_path / "out")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -19,7 +20,7 @@ import pytest
 from rollgen.curate import workers
 from rollgen.curate.compact import compact
 from rollgen.curate.score import score
-from rollgen.errors import MissingFile, ResumeRefused, RollgenError, UsageError
+from rollgen.errors import ResumeRefused, RollgenError, UsageError
 from rollgen.format.rewards import list_parts
 
 CHANGES = """
@@ -73,6 +74,7 @@ def f(answers):
     time.sleep(0.3 if answers[0].prompt_id == "p0" else 600)
     return [1.0] * len(answers)
 """
+PROGRAM = "from rollgen.cli.app import main\nif __name__ == '__main__': main()"
 
 
 @pytest.fixture
@@ -128,7 +130,7 @@ def test_a_function_that_forks(dataset: Path, write: Callable[[str], Path], chil
     assert stored(dataset) == [1.0] * 12
 
 
-@pytest.mark.parametrize("shift", [0, 275])
+@pytest.mark.parametrize("shift", [0, 263])
 def test_a_secret_of_the_process(dataset: Path, write: Callable[[str], Path], shift: int) -> None:
     """Of its environment as it is when the function fails, also where the text is cut."""
     write(TELLS.replace("{shift}", str(shift)))
@@ -170,7 +172,7 @@ def test_a_function_that_ends_every_process(
 
 
 def test_a_compaction_meanwhile(dataset: Path, write: Callable[[str], Path]) -> None:
-    """The error says what to do, and doing it scores the rest."""
+    """The samples are where they are now, and each is scored once."""
     write("def f(answers):\n    return [1.0] * len(answers)\n")
 
     def once(done: int, total: int) -> None:
@@ -178,19 +180,47 @@ def test_a_compaction_meanwhile(dataset: Path, write: Callable[[str], Path]) -> 
             compacted.append(compact(dataset, shard_tokens=1000))
 
     compacted: list[object] = []
-    with pytest.raises(MissingFile, match="replaced, or set aside, since the dataset was opened; start again"):
-        score(dataset, "judge:f", processes=1, batch_size=1, progress=once)
-    kept = len(stored(dataset))
-    assert kept
-    assert score(dataset, "judge:f", processes=1).scored == 12 - kept
+    done = score(dataset, "judge:f", processes=1, batch_size=1, progress=once)
+    assert (done.samples, done.scored, done.kept) == (12, 12, 0)
+    assert stored(dataset) == [1.0] * 12
+    assert score(dataset, "judge:f", processes=1).kept == 12
+
+
+def test_a_stop_of_everything(dataset: Path, write: Callable[[str], Path]) -> None:
+    """By Ctrl-Z, for longer than an import and a batch may take: nobody stood still while nobody ran."""
+    path = write(
+        "import time\ndef f(answers):\n    print(1, flush=True)\n    time.sleep(0.4)\n    return [1.0] * len(answers)\n"
+    )
+    program = "from rollgen.curate import workers\nworkers._START_SECONDS = 1.0\n" + PROGRAM
+    command = [sys.executable, "-c", program, "score", dataset, "--with", "judge:f", "--processes", "1"]
+    command += ["--batch-size", "4", "--timeout", "1"]
+    with subprocess.Popen(
+        list(map(str, command)), cwd=path.parent, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as running:
+        assert running.stderr is not None
+        running.stderr.readline()
+        os.killpg(running.pid, signal.SIGSTOP)
+        time.sleep(4)  # more than 2 x 1 + 1
+        os.killpg(running.pid, signal.SIGCONT)
+        error = running.stderr.read()
+        assert running.wait() == 0, error
+    assert stored(dataset) == [1.0] * 12
+
+
+def test_what_came_back_beside_a_failure() -> None:
+    """It is handed out before the failure may end everything."""
+    good, bad = Future[object](), Future[object]()
+    good.set_result([])
+    bad.set_exception(UsageError("no"))
+    assert list(workers._first([bad, good])) == [good]
+    assert list(workers._first([bad])) == [bad]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP, signal.SIGTERM])
 def test_a_command_that_is_ended(dataset: Path, write: Callable[[str], Path], number: signal.Signals) -> None:
     """Its processes end with it; what is finished is committed, but where it was killed."""
     path = write(SLOW)
-    program = "from rollgen.cli.app import main\nif __name__ == '__main__': main()"
-    command = [sys.executable, "-c", program, "score", dataset, "--with", "judge:f", "--processes", "1"]
+    command = [sys.executable, "-c", PROGRAM, "score", dataset, "--with", "judge:f", "--processes", "1"]
     command += ["--batch-size", "2"]
     with subprocess.Popen(list(map(str, command)), cwd=path.parent, stderr=subprocess.PIPE, text=True) as running:
         assert running.stderr is not None
@@ -208,6 +238,18 @@ def test_a_function_of_standard_input(dataset: Path) -> None:
     program = f"import rollgen\ndef f(answers): return [1.0] * len(answers)\nrollgen.score({str(dataset)!r}, f)\n"
     done = subprocess.run([sys.executable, "-"], input=program, capture_output=True, text=True, check=False)
     assert "UsageError: __main__:f: other processes cannot import it from a notebook or from" in done.stderr
+    assert not (dataset / "rewards").exists()
+
+
+def test_a_program_of_standard_input(dataset: Path, write: Callable[[str], Path]) -> None:
+    """The processes that score import the program as well: one clear error, and not one for each of them."""
+    path = write("def f(answers):\n    return [1.0] * len(answers)\n")
+    program = f"import rollgen\nif __name__ == '__main__': rollgen.score({str(dataset)!r}, 'judge:f')\n"
+    done = subprocess.run(
+        [sys.executable, "-"], input=program, capture_output=True, text=True, check=False, cwd=path.parent
+    )
+    assert "UsageError: <stdin>: is the program that calls this, and no file that the processes" in done.stderr
+    assert done.stderr.count("Traceback") == 1
     assert not (dataset / "rewards").exists()
 
 

@@ -117,11 +117,10 @@ def test_drained(server: FakeServer, make_engine: MakeEngine, make_request: Make
         while not server.in_flight:
             await asyncio.sleep(0.01)
         server.healthy = False
-        seen = len(server.asked)
+        seen, looks = len(server.asked), server.looks["/health"]
         others = [asyncio.create_task(engine.sample(make_request(1)))]
-        while len(server.asked) == seen:
+        while server.looks["/health"] == looks:  # which it is asked for when it has refused that
             await asyncio.sleep(0.01)
-        await asyncio.sleep(0.1)
         others.append(asyncio.create_task(engine.sample(make_request(2))))
         results = await asyncio.gather(first, *others, return_exceptions=True)
         assert len(server.asked) == seen + 1

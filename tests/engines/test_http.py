@@ -286,6 +286,13 @@ def test_not_started(server: FakeServer, make_engine: MakeEngine, make_request: 
         drive(engine, close)
 
 
+async def meter_read(server: FakeServer) -> None:
+    """Until what the server counts now is known: two more looks, as the first of them is over when the second comes."""
+    wanted = server.looks["/metrics"] + 2
+    while server.looks["/metrics"] < wanted:
+        await asyncio.sleep(0.01)
+
+
 @pytest.mark.parametrize("metered", [True, False])
 def test_tokens(
     server: FakeServer,
@@ -299,18 +306,18 @@ def test_tokens(
     server.is_metered = metered
     engine = make_engine()
 
+    async def tokens() -> int:
+        await (meter_read(server) if metered else asyncio.sleep(0.1))
+        return engine.tokens
+
     async def count() -> list[int]:
-        await asyncio.sleep(0.2)
-        seen = [engine.tokens]
+        seen = [await tokens()]
         server.generated += 1000
-        await asyncio.sleep(0.2)
-        seen.append(engine.tokens)
+        seen.append(await tokens())
         server.generated = 50
-        await asyncio.sleep(0.2)
-        seen.append(engine.tokens)
+        seen.append(await tokens())
         completion = await engine.sample(make_request())
-        await asyncio.sleep(0.2)
-        return [*seen, engine.tokens - len(completion.token_ids)]
+        return [*seen, await tokens() - len(completion.token_ids)]
 
     assert drive(engine, count) == ([0, 1000, 1050, 1050] if metered else [0, 0, 0, 0])
 
@@ -359,13 +366,15 @@ def test_lost_requests(
     async def lose() -> list[int]:
         server.run_faults = [waits(30)]
         sampling = asyncio.create_task(engine.sample(make_request()))
-        await asyncio.sleep(0.2)
+        while not server.in_flight:
+            await asyncio.sleep(0.01)
+        await meter_read(server)
         seen = [engine.tokens]
         for lost in (0, 1):
             server.lost = lost
-            await asyncio.sleep(0.1)
+            await meter_read(server)
             server.generated += 100
-            await asyncio.sleep(0.1)
+            await meter_read(server)
             seen.append(engine.tokens)
         sampling.cancel()
         return seen

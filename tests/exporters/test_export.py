@@ -33,7 +33,7 @@ OPTIONAL = {"support_logprobs", "weight_versions", "routed_experts", "run"}
 def test_the_record(write_odd: Callable[..., Path], tmp_path: Path) -> None:
     """export.json: of what it was made and how, what is lost, every file with its size."""
     directory, out = write_odd(), tmp_path / "out"
-    exported = rollgen.export(directory, "slime", out, reward="correct", advantages="mean_std", prompts_per_step=3)
+    exported = rollgen.export(directory, "slime", out, reward="correct", prompts_per_step=3)
     record = json.loads((out / RECORD_FILE).read_text())
     assert (record["format"], record["version"], record["rollgen_version"]) == (
         "rollgen-export",
@@ -41,13 +41,30 @@ def test_the_record(write_odd: Callable[..., Path], tmp_path: Path) -> None:
         rollgen.__version__,
     )
     assert record["dataset"]["config_digest"] == read_manifest(directory).config_digest
-    assert record["reward"] == {"name": "correct", "scorer": asdict(SCORER), "advantages": "mean_std"}
+    assert record["reward"] == {"name": "correct", "scorer": asdict(SCORER), "advantages": None}
     assert record["options"] == {"routed_experts": False, "prompts_per_step": 3}
     assert record["written"] == {f"{step}.pt": (out / f"{step}.pt").stat().st_size for step in range(2)}
     assert (record["samples"], record["prompts"], record["lost"]) == (24, 6, exported.lost)
     assert record["places"]["sampling_mask"] == "rollout_top_p_token_ids, rollout_top_p_token_offsets"
     assert exported.files == 2
     assert exported.bytes == sum(record["written"].values())
+
+
+@pytest.mark.parametrize("to", sorted(TRAINERS))
+def test_advantages_that_change_nothing(to: str, write_odd: Callable[..., Path], tmp_path: Path) -> None:
+    """A trainer that makes its own takes none; what others are given is recorded. Without a reward there are none."""
+    directory, out = write_odd(), tmp_path / "out"
+    taken = make_exporter(to, {}).takes_advantages
+    assert taken == (to in ("jsonl", "prime-rl", "trl"))
+    if taken:
+        rollgen.export(directory, to, out, reward="correct", advantages="mean_std")
+        assert json.loads((out / RECORD_FILE).read_text())["reward"]["advantages"] == "mean_std"
+    else:
+        with pytest.raises(UsageError, match=rf"^--advantages mean: {to} takes no advantages"):
+            rollgen.export(directory, to, out, reward="correct", advantages="mean")
+    if to == "jsonl":
+        with pytest.raises(UsageError, match=r"^--advantages mean: are made of a reward"):
+            rollgen.export(directory, to, tmp_path / "plain", advantages="mean")
 
 
 @pytest.mark.parametrize("to", sorted(TRAINERS))
@@ -92,8 +109,14 @@ def test_out_must_not_exist(write_odd: Callable[..., Path], tmp_path: Path) -> N
         pytest.param("a\0b", r"^--out 'a\\x00b': no path has a NUL", id="NUL"),
         pytest.param("dataset/data/out", "is inside the dataset", id="inside"),
         pytest.param("link/out", "is inside the dataset", id="inside, by a link"),
+        pytest.param("other/new/out", r"is inside the dataset /.*/other;", id="inside another dataset"),
         pytest.param("loop/out", "cannot be made: Too many levels", id="a loop of links"),
-        pytest.param("x" * 250, "cannot be made: File name too long", id="too long"),
+        pytest.param("nowhere/a/out", r": nowhere is a link to nothing; make what", id="below a link to nothing"),
+        pytest.param("other/rollgen.json/out", "cannot be made: Not a directory", id="below a file"),
+        pytest.param("x" * 256, "cannot be made: File name too long", id="too long"),
+        pytest.param("s3://bucket/out", "an export is a directory; give a path", id="URL"),
+        pytest.param("s3:/bucket/out", "an export is a directory; give a path", id="URL that lost a slash"),
+        pytest.param("file://host/out", "not the URL of a local file", id="URL of a file elsewhere"),
     ],
 )
 def test_what_out_cannot_be(
@@ -103,6 +126,9 @@ def test_what_out_cannot_be(
     directory = write_odd()
     (tmp_path / "link").symlink_to(directory)
     (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "nowhere").symlink_to("nothing")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "rollgen.json").touch()
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(UsageError, match=message):
@@ -116,6 +142,36 @@ def test_parents_are_made(write_odd: Callable[..., Path], tmp_path: Path) -> Non
     rollgen.export(write_odd(), "jsonl", out)
     assert {path.name for path in out.iterdir()} == {"rollouts.jsonl.zst", RECORD_FILE}
     assert out.stat().st_mode == out.parent.stat().st_mode
+
+
+@pytest.mark.parametrize("name", ["x" * 255, "ü" * 127])
+def test_the_longest_names(name: str, write_odd: Callable[..., Path], tmp_path: Path) -> None:
+    """Of 255 bytes, as the temporary name beside it must not have more; by the URL of a file, too."""
+    rollgen.export(write_odd(), "jsonl", (tmp_path / name).as_uri())
+    assert (tmp_path / name / RECORD_FILE).exists()
+
+
+@pytest.mark.parametrize("made", ["file", "directory", "link"])
+def test_somebody_else_makes_out_meanwhile(made: str, tmp_path: Path) -> None:
+    """It stays as it is, and what would have been there goes. Another path is needed: no disk has failed."""
+    out = tmp_path / "out"
+    make: dict[str, Callable[[], None]] = {
+        "file": out.touch,
+        "directory": lambda: (out / "theirs").mkdir(parents=True),
+        "link": lambda: out.symlink_to(tmp_path),
+    }
+    with pytest.raises(UsageError, match=r"^--out .*/out: somebody else made it meanwhile; choose another path$"):  # noqa: SIM117
+        with new_directory(out):
+            make[made]()
+    assert list(tmp_path.iterdir()) == [out]
+    assert made != "directory" or [path.name for path in out.iterdir()] == ["theirs"]
+
+
+def test_a_dataset_that_is_a_link_to_itself(tmp_path: Path) -> None:
+    """One line, as for any other that is none."""
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(DatasetError, match="loop"):
+        rollgen.export(tmp_path / "loop", "jsonl", tmp_path / "out")
 
 
 def test_damage_leaves_nothing(write_odd: Callable[..., Path], tmp_path: Path) -> None:

@@ -159,7 +159,10 @@ def test_what_is_lost(write_odd: Callable[..., Path], tmp_path: Path) -> None:
 def test_settings(write_odd: Callable[..., Path], tmp_path: Path) -> None:
     """Batch and mini batch are a step; top_k is the width of supports, 12 with ties, where 8 were asked for."""
     exported = rollgen.export(write_odd(), "skyrl", tmp_path / "out", reward="correct", prompts_per_step=3)
-    assert exported.advice[-1].split()[1:] == [
+    assert exported.advice[1] == (
+        "skyrl: top_k below is the width of its arrays, that of the widest support: it samples nothing"
+    )
+    assert exported.advice[-1].split()[4:] == [
         "data.train_data=\"['PATH/prompts.parquet']\"",
         "trainer.train_batch_size=3",
         "trainer.policy_mini_batch_size=3",
@@ -176,8 +179,9 @@ def test_settings(write_odd: Callable[..., Path], tmp_path: Path) -> None:
 def test_settings_without_masks(write_odd: Callable[..., Path], tmp_path: Path) -> None:
     """Nothing is replayed then but experts, if they are asked for."""
     directory = write_odd(untruncated=tuple(range(6)), extras=True)
-    advice = rollgen.export(directory, "skyrl", tmp_path / "out", reward="correct", routed_experts=True).advice[-1]
-    assert advice.split()[-3:] == [
+    advice = rollgen.export(directory, "skyrl", tmp_path / "out", reward="correct", routed_experts=True).advice
+    assert not any("top_k" in line for line in advice)
+    assert advice[-1].split()[-3:] == [
         "trainer.eval_interval=-1",
         "generator.inference_engine.enable_return_routed_experts=true",
         "trainer.policy.megatron_config.moe_enable_routing_replay=true",

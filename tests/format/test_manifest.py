@@ -265,3 +265,11 @@ def test_a_disk_that_fails(
         Unreadable, match=r"rollgen\.json: this machine could not read it: .*; mend that, and try again$"
     ):
         read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("identity", "expected"), [({"planless": True}, True), ({"planless": False}, False), ({}, False)]
+)
+def test_whether_there_is_a_plan(make_manifest: MakeManifest, identity: dict[str, Any], expected: bool) -> None:
+    """By the value of the key: one that is there and false says that there is a plan."""
+    assert make_manifest(identity=identity).is_planless is expected

@@ -90,6 +90,15 @@ def test_one_writer_at_a_time(dataset: Path) -> None:
         pass
 
 
+def test_a_start_that_fails(dataset: Path) -> None:
+    """Here because somebody's directory is where a temporary file is removed: the lock is free again."""
+    leftover = dataset / "rewards" / ".tmp-correct-000000"
+    leftover.mkdir(parents=True)
+    for _ in range(2):
+        with pytest.raises(UsageError, match=r"tmp-correct-000000: cannot be written: Is a directory"):
+            writer_of(dataset).__enter__()
+
+
 def test_leftovers_of_a_dead_writer(dataset: Path) -> None:
     """They go, those of other names stay: somebody may be at work there."""
     write_rewards(dataset, "correct", lambda row: 1.0)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
 
+from rollgen.format.reader import open_dataset
 from rollgen.format.schema import shard_schema
 from rollgen.inspect.card import MEANINGS, dataset_card, markdown, write_card
-from rollgen.inspect.stats import dataset_stats
+from rollgen.inspect.stats import stats_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,6 +65,36 @@ def test_a_mark_of_the_whole_card_is_known(make_dataset: Callable[..., Any]) -> 
     assert card.read_text() == written
 
 
+def test_front_matter_that_was_removed_stays_away(make_dataset: Callable[..., Any]) -> None:
+    """A page of a hub may have its own: the text below is written again, and no licence is put in front."""
+    directory = make_dataset(0).directory
+    card = directory / "README.md"
+    write_card(directory)
+    text = card.read_text().partition("\n---\n")[2]
+    card.write_text(text)
+    moved = directory.rename(directory.with_name("moved"))
+    write_card(moved)
+    written = (moved / "README.md").read_text()
+    assert written.startswith("\n# moved\n")
+    assert written.splitlines()[2:-1] == text.splitlines()[2:-1]
+
+
+def test_nothing_is_left_of_a_card_that_was_interrupted(
+    make_dataset: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By Ctrl-C, say."""
+    directory = make_dataset(0).directory
+    before = sorted(directory.iterdir())
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_card(directory)
+    assert sorted(directory.iterdir()) == before
+
+
+def interrupted(*paths: Path) -> None:
+    raise KeyboardInterrupt
+
+
 def test_edited_text_is_left_alone(make_dataset: Callable[..., Any]) -> None:
     """Whoever wrote something about the data finds it again, figures or not."""
     directory = make_dataset(0).directory
@@ -99,18 +131,18 @@ def test_what_is_no_card_of_ours_is_left_alone(make_dataset: Callable[..., Any],
 
 def test_counts_of_the_card(make_dataset: Callable[..., Any], make_extras: Callable[..., Path], tmp_path: Path) -> None:
     """Some prompts of the one dataset are not truncated, and its mean is of the others; none of the other one."""
-    stats = dataset_stats(make_dataset(0).directory)
+    stats = stats_of(open_dataset(make_dataset(0).directory))
     assert stats.support is not None
     untruncated = stats.support.full_vocabulary / stats.support.tokens
     assert f"| drawn from the full vocabulary | {untruncated:.1%} |" in dataset_card(stats)
-    assert "full vocabulary" not in dataset_card(dataset_stats(make_extras(tmp_path / "run", shards=1)))
-    assert "in 1 file |" in dataset_card(dataset_stats(tmp_path / "run"))
+    assert "full vocabulary" not in dataset_card(stats_of(open_dataset(make_extras(tmp_path / "run", shards=1))))
+    assert "in 1 file |" in dataset_card(stats_of(open_dataset(tmp_path / "run")))
 
 
 @pytest.mark.parametrize("support_logprobs", [False, True])
 def test_every_column_is_explained(make_dataset: Callable[..., Any], support_logprobs: bool) -> None:
     """One table row for each column that the dataset has."""
-    card = dataset_card(dataset_stats(make_dataset(0, support_logprobs=support_logprobs).directory))
+    card = dataset_card(stats_of(open_dataset(make_dataset(0, support_logprobs=support_logprobs).directory)))
     for name in shard_schema(support_logprobs=True).names:
         expected = 1 if name != "support_logprobs" or support_logprobs else 0
         assert card.count(f"\n| `{name}` | `") == expected
@@ -142,7 +174,7 @@ def test_markdown_escapes(text: str, expected: str) -> None:
 def test_hostile_names_stay_in_their_cell(make_dataset: Callable[..., Any]) -> None:
     """A model name cannot add a table row, a heading, a tag or front matter."""
     hostile = "x|y\n---\n# heading <img src=x>\u202e"
-    stats = dataset_stats(make_dataset(0, model_name=hostile).directory)
+    stats = stats_of(open_dataset(make_dataset(0, model_name=hostile).directory))
     card = dataset_card(dataclasses.replace(stats, name=hostile))
     assert "---\n" not in card
     assert "\n# heading" not in card
@@ -152,6 +184,6 @@ def test_hostile_names_stay_in_their_cell(make_dataset: Callable[..., Any]) -> N
 
 def test_card_of_a_run_that_has_just_started(empty_dataset: Path) -> None:
     """It is written at the start of a run, before there are figures."""
-    card = dataset_card(dataset_stats(empty_dataset))
+    card = dataset_card(stats_of(open_dataset(empty_dataset)))
     assert "| planned samples | 24, of which owed: 24 |" in card
     assert "nats" not in card.split("## Columns")[0]

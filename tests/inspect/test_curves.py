@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import statistics
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from rollgen.config import digest
 from rollgen.format.commit import WriterSlot
@@ -17,8 +20,13 @@ from rollgen.format.manifest import PLANLESS, create_manifest
 from rollgen.format.reader import open_dataset
 from rollgen.format.writer import ShardWriter
 from rollgen.inspect import curves as module
+from rollgen.inspect.card import write_card
 from rollgen.inspect.curves import NAT_BINS, Curves, Quartiles, curves_of
+from rollgen.inspect.decoding import Decoder
+from rollgen.inspect.report.figures import figures
+from rollgen.inspect.report.samples import samples_json
 from rollgen.inspect.stats import stats_of
+from rollgen.inspect.terminal import render
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,6 +54,23 @@ def tokens_of(completions: list[Completion]) -> list[Token]:
             masses = completion.support_logprobs[start:stop].astype(np.float64)
             tokens.append(Token(place, stop - start, logprob, float(-(np.exp(masses) * masses).sum())))
     return tokens
+
+
+@pytest.fixture
+def write_planless(tmp_path: Path, make_manifest: Callable[..., Any]) -> Callable[[list[Completion]], Path]:
+    """`write_planless(completions)`: the directory of a dataset of these, without a plan."""
+
+    def write(completions: list[Completion]) -> Path:
+        identity = {PLANLESS: True}
+        directory, manifest = tmp_path / "out", make_manifest(identity=identity, config_digest=digest(identity))
+        directory.mkdir()
+        create_manifest(directory, manifest)
+        with WriterSlot(directory, "w0") as slot, ShardWriter(slot, manifest, commit_interval=math.inf) as writer:
+            for completion in completions:
+                writer.add(completion)
+        return directory
+
+    return write
 
 
 def measure(directory: Path) -> Curves:
@@ -102,9 +127,39 @@ def test_histogram_of_logprobs(make_dataset: Callable[..., Any], monkeypatch: py
     assert bars[-1].high == 0
     tokens = tokens_of(completions)
     for bar in bars:
-        assert bar.tokens == sum(bar.low < token.logprob <= bar.high for token in tokens)
+        low = -math.inf if bar.low is None else bar.low
+        assert bar.tokens == sum(low < token.logprob <= bar.high for token in tokens)
     singletons = sum(token.size == 1 for token in tokens)
     assert [bar.singletons for bar in bars] == [0] * (len(bars) - 1) + [singletons]
+
+
+@pytest.mark.parametrize("farthest", [-40.0, -9999.0, -1e17, -3e38])
+def test_one_token_that_is_all_but_impossible(
+    write_planless: Callable[..., Path], make_completion: Callable[..., Any], farthest: float
+) -> None:
+    """Any finite logprob is one: bars stay a nat wide at most, and the first holds what is beyond them."""
+    made = [make_completion(0, sample, full=True) for sample in range(3)]
+    logprobs = np.array([farthest, *made[0].logprobs[1:]], np.float32)
+    directory = write_planless([replace(made[0], logprobs=logprobs), *made[1:]])
+    dataset = open_dataset(directory)
+    stats = stats_of(dataset)
+    curves = curves_of(dataset, stats)
+    json.dumps([stats.to_json(), curves.to_json()], allow_nan=False)
+    assert stats.logprobs is not None
+    assert stats.logprobs.logprob.min == float(logprobs[0])
+    first, *others = curves.logprobs
+    assert (first.tokens, sum(bar.tokens for bar in others)) == (1, 23)
+    assert {bar.high - bar.low for bar in others if bar.low is not None} == {1.0}
+    assert (first.low, first.high) == ((-41.0, -40.0) if farthest == -40 else (None, -47.0))
+    shown = samples_json(dataset, Decoder(None), {})
+    assert max(shown["items"][0]["nats"]) == min(-1000 * farthest, 1e6)
+    (figure,) = [it for it in figures(stats, curves) if it.key == "logprobs"]
+    assert len({*figure.data[0]["x"]}) == len(curves.logprobs)
+    assert ("The first bar holds all of the tokens below -47." in figure.sentence) is (farthest < -40)
+    console = Console(file=io.StringIO(), width=100)
+    render(stats, console, curves)
+    assert ("all below -47, then to 0 nats" in console.file.getvalue()) is (farthest < -40)
+    write_card(directory)
 
 
 @pytest.mark.parametrize("most", [40, 5, 1])
@@ -134,17 +189,10 @@ def test_superseded_rows_are_left_out(make_again: Callable[[], Any]) -> None:
     assert sum(sum(bar.samples.values()) for bar in curves.response_lengths) == len(completions)
 
 
-def test_untruncated_sampling(tmp_path: Path, make_completion: Callable[..., Any], make_manifest: Callable) -> None:
+def test_untruncated_sampling(write_planless: Callable[..., Path], make_completion: Callable[..., Any]) -> None:
     """There are no support sizes, and surprisal is of the full vocabulary."""
-    identity = {PLANLESS: True}
-    directory, manifest = tmp_path / "out", make_manifest(identity=identity, config_digest=digest(identity))
-    directory.mkdir()
-    create_manifest(directory, manifest)
     made = [make_completion(0, sample, full=True) for sample in range(3)]
-    with WriterSlot(directory, "w0") as slot, ShardWriter(slot, manifest, commit_interval=math.inf) as writer:
-        for completion in made:
-            writer.add(completion)
-    stretches = measure(directory).stretches
+    stretches = measure(write_planless(made)).stretches
     assert [part.tokens for part in stretches] == [3] * 8  # three samples of eight tokens
     assert all(part.support is None and part.singletons == 0 for part in stretches)
     first = [-float(completion.logprobs[0]) for completion in made]

@@ -12,8 +12,8 @@ from models.tiny import make_tiny_tokenizer
 from tokenizers import Tokenizer, decoders, models
 
 from rollgen.errors import DatasetError
-from rollgen.inspect import decoding
 from rollgen.inspect.decoding import Cell, Decoder, load_decoder
+from rollgen.prompts import fingerprint
 
 CHAT_TOKENIZER = make_tiny_tokenizer()
 BYTE_LEVEL = CHAT_TOKENIZER.backend_tokenizer
@@ -156,7 +156,7 @@ def test_a_tokenizer_that_does_not_load(tmp_path: Path, tokenizer: str) -> None:
 
 def test_a_tokenizer_that_is_no_file_or_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pipe would wait for ever, and gigabytes fill the memory; here from 16 bytes on."""
-    monkeypatch.setattr(decoding, "_MAX_FILE_BYTES", 16)
+    monkeypatch.setattr(fingerprint, "_MAX_TOKENIZER_BYTES", 16)
     path = tmp_path / "tokenizer" / "tokenizer.json"
     path.parent.mkdir()
     path.write_text(" " * 17)

@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from models.rewards import write_rewards
 
 from rollgen.errors import UsageError
 from rollgen.format.reader import open_dataset
+from rollgen.inspect import report as module
 from rollgen.inspect.curves import LogprobBar, curves_of
 from rollgen.inspect.failures import ErrorCount, FailureStats
 from rollgen.inspect.report import write_report
@@ -31,6 +33,7 @@ from rollgen.inspect.throughput import Throughput
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from rollgen.format.reader import StoredDataset
     from rollgen.inspect.curves import Curves
     from rollgen.inspect.stats import DatasetStats
 
@@ -50,14 +53,14 @@ def measured(directory: Path) -> tuple[DatasetStats, Curves]:
     """With failures, rewards and a history of speed, so that every figure is there."""
     dataset = open_dataset(directory)
     stats = stats_of(dataset)
-    failures = FailureStats(7, {"engine": 7}, (ErrorCount("engine", HOSTILE, 4), ErrorCount("capture", HOSTILE, 2)))
+    failures = FailureStats(7, 0, {"engine": 7}, (ErrorCount("engine", HOSTILE, 4), ErrorCount("capture", HOSTILE, 2)))
     curves = dataclasses.replace(curves_of(dataset, stats), throughput=Throughput(7200.0, 9000, (1.0, 1.5)))
     return dataclasses.replace(stats, failures=failures, rewards=(REWARDS,)), curves
 
 
 def content_of(directory: Path) -> dict[str, Any]:
     stats, curves = measured(directory)
-    return report_content(open_dataset(directory), stats, curves)
+    return report_content(open_dataset(directory), stats, curves, {})
 
 
 @pytest.fixture
@@ -214,6 +217,64 @@ def test_a_report_is_written_whole(make_dataset: Callable[..., Any], tmp_path: P
         assert target.read_bytes() == page
 
 
+def test_nothing_is_left_of_a_report_that_was_interrupted(
+    make_dataset: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By Ctrl-C, say: the one before stays, and nothing lies beside it."""
+    pytest.importorskip("plotly")
+    directory, target = make_dataset(0).directory, tmp_path / "out" / "report.html"
+    target.parent.mkdir()
+    target.touch()
+
+    def interrupted(*paths: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_report(directory, target)
+    assert ([*target.parent.iterdir()], target.read_bytes()) == ([target], b"")
+
+
+def test_a_page_has_the_rewards_of_one_scorer(
+    make_dataset: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when a rescoring ends while it is made: figures, headline and samples are of the one in force before."""
+    pytest.importorskip("plotly")
+    directory = make_dataset(0).directory
+    write_rewards(directory, "correct", lambda row: 0.5)
+
+    def rescored(dataset: StoredDataset, stats: DatasetStats) -> Curves:
+        write_rewards(directory, "correct", lambda row: 3.0, scoring=2, closes=True)
+        return curves_of(dataset, stats)
+
+    monkeypatch.setattr(module, "curves_of", rescored)
+    write_report(directory, tmp_path / "report.html")
+    page = Page((tmp_path / "report.html").read_text())
+    (content,) = [json.loads(text) for _, text in page.raw if text.startswith('{"name"')]
+    (value,) = [card["value"] for card in content["headline"] if card["label"] == "Reward correct"]
+    assert (value, {item["rewards"]["correct"] for item in content["samples"]["items"]}) == ("0.5", {0.5})
+
+
+def test_bytes_add_up(make_dataset: Callable[..., Any]) -> None:
+    """To those of the files, footers among them: a token's, and the share of the largest part."""
+    directory = make_dataset(0).directory
+    stats, curves = measured(directory)
+    (figure,) = [it for it in figures(stats, curves) if it.key == "bytes"]
+    size = sum(path.stat().st_size for path in (directory / "data").iterdir())
+    each = size / stats.samples.generated_tokens
+    assert sum(float(bytes) for _, bytes in figure.rows) == pytest.approx(each, abs=0.01)
+    largest, bytes_of_it = max(stats.files.parts.items(), key=lambda part: part[1])
+    assert figure.sentence.startswith(f"{each:.1f} bytes a generated token")
+    assert figure.sentence.endswith(f"the largest part, {largest}, takes {bytes_of_it / size:.1%} of it.")
+
+
+def test_owed_retries_are_told_apart(make_again: Callable[[], Any]) -> None:
+    """One of two was made; of the plan 12 samples are owed, which has nothing to do with them."""
+    headline = content_of(make_again().directory)["headline"]
+    (told,) = [card["more"] for card in headline if card["label"] == "Samples"]
+    assert told == "of 48 planned, 12 owed; 1 owed again, as retries"
+
+
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
@@ -228,11 +289,16 @@ def test_a_report_is_written_whole(make_dataset: Callable[..., Any], tmp_path: P
         ("pipe.html", "is there, and no report of rollgen"),
         ("data_0/data/report.html", "a place of the dataset's own"),
         ("data_0/journal/report.html", "a place of the dataset's own"),
+        ("data_1/report.html", "data_1 is another dataset; name a file beside it"),
+        ("data_1/data/report.html", "data_1 is another dataset; name a file beside it"),
+        ("linked/report.html", "data_1 is another dataset; name a file beside it"),
     ],
 )
 def test_targets_that_cannot_be(make_dataset: Callable[..., Any], tmp_path: Path, name: str, problem: str) -> None:
     """One line that says why; nothing is written."""
     directory = make_dataset(0).directory
+    make_dataset(1)
+    (tmp_path / "linked").symlink_to(tmp_path / "data_1" / "data")
     (tmp_path / "dir.html").mkdir()
     (tmp_path / "own.html").write_text("<!DOCTYPE html><p>mine")
     (tmp_path / "link.html").symlink_to(directory / "rollgen.json")
@@ -262,7 +328,7 @@ def test_plotly_stands_in_one_element() -> None:
 
 def test_nothing_is_stored_yet(empty_dataset: Path) -> None:
     """A page without figures of tokens, and no error."""
-    content = report_content(open_dataset(empty_dataset), *measured(empty_dataset))
+    content = report_content(open_dataset(empty_dataset), *measured(empty_dataset), {})
     assert [figure["key"] for figure in content["figures"]] == ["speed", "failures", "rewards-0"]
     json_for_html(content)
 

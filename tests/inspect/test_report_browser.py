@@ -170,13 +170,14 @@ def test_a_page_opens_offline(opened: Callable[..., Page], report: Path) -> None
 
 
 def test_keys_lead_through_samples(opened: Callable[..., Page], report: Path) -> None:
-    """j and k from anywhere, the arrows, Home and End in the list; it does not run over its ends."""
+    """j and k from anywhere, into the list; there the arrows, Home and End. It does not run over its ends."""
     page = opened(report)
     visited = []
     for key in ("j", "j", "j", "k"):
         page.keyboard.press(key)
         visited.append(selected(page))
-    page.locator("#list").focus()
+    assert page.evaluate("document.activeElement.id") == "list"
+    assert page.evaluate("document.querySelector('#list [aria-selected=true]').getBoundingClientRect().bottom") <= 900
     for key in ("ArrowUp", "ArrowUp", "ArrowDown", "End", "Home"):
         page.keyboard.press(key)
         visited.append(selected(page))
@@ -184,16 +185,42 @@ def test_keys_lead_through_samples(opened: Callable[..., Page], report: Path) ->
     assert page.locator("#list").get_attribute("aria-activedescendant") == "sample-0"
 
 
-@pytest.mark.parametrize("place", ["#descending", "#sort", "button.theme"])
+@pytest.mark.parametrize("place", ["#descending", "button.theme"])
 def test_keys_work_beside_the_list(opened: Callable[..., Page], report: Path, place: str) -> None:
     """j, k and / also while another control has the focus; in the filter they are letters."""
     page = opened(report)
     page.locator(place).focus()
     page.keyboard.press("j")
     assert selected(page) == "p1:0"
+    page.locator(place).focus()
     page.keyboard.press("/")
     page.keyboard.type("jk/")
     assert page.locator("#filter").input_value() == "jk/"
+
+
+def test_a_menu_keeps_its_letters(opened: Callable[..., Page], report: Path) -> None:
+    """There they lead to the option that begins with them."""
+    page = opened(report)
+    page.locator("#sort").focus()
+    page.keyboard.press("j")
+    assert (page.evaluate("document.activeElement.id"), selected(page)) == ("sort", "p0:0")
+    page.keyboard.press("/")
+    assert page.evaluate("document.activeElement.id") == "filter"
+
+
+def test_a_narrow_window_shows_the_support_when_asked(opened: Callable[..., Page], report: Path) -> None:
+    """It lies over the sample there: a token opens it, its button, Escape and the next sample close it."""
+    page = opened(report, viewport={"width": 390, "height": 844})
+    panel = page.locator(".panel")
+    assert panel.is_hidden()
+    page.locator("#response .token").nth(1).click()
+    panel.get_by_role("button", name="Close").click()
+    assert panel.is_hidden()
+    for key in ("Escape", "j"):
+        page.locator("#response .token").nth(2).click()
+        assert panel.is_visible()
+        page.keyboard.press(key)
+        assert panel.is_hidden()
 
 
 def test_keys_lead_through_tokens(opened: Callable[..., Page], report: Path) -> None:

@@ -18,6 +18,8 @@ from rollgen.inspect.decoding import Decoder, load_decoder
 from rollgen.inspect.report import samples as module
 from rollgen.inspect.report.choice import choose, in_turn
 from rollgen.inspect.report.samples import middle_cut, samples_json, turns
+from rollgen.inspect.report.texts import Names, parts_of_names, spelled
+from rollgen.inspect.rewards import stored_rewards
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +31,8 @@ CODES = [0] * 50 + [1] * 3 + [2] * 20
 
 def read(directory: Path, decoder: Decoder | None = None) -> dict[str, Any]:
     """As the page gets it."""
-    shown = samples_json(open_dataset(directory), decoder or load_decoder(directory))
+    dataset = open_dataset(directory)
+    shown = samples_json(dataset, decoder or load_decoder(directory), stored_rewards(dataset))
     return json.loads(json.dumps(shown, allow_nan=False))
 
 
@@ -150,7 +153,7 @@ def test_a_large_budget_is_about_that_of_the_json(make_dataset: Callable[..., An
     directory = make_dataset(0, support_logprobs=True).directory
     dataset, decoder = open_dataset(directory), Decoder(None)
     rows = choose(dataset, most=36, tokens=10**6, longest=100).rows
-    counted = sum(sample.bytes for sample in module._shown(rows, decoder, module.Names(decoder)))
+    counted = sum(sample.bytes for sample in module._shown(rows, decoder, Names(decoder)))
     assert counted == pytest.approx(len(json.dumps(read(directory)["items"], separators=(",", ":"))), rel=0.33)
 
 
@@ -173,7 +176,7 @@ def test_texts_join_to_the_text(
     ids = np.array(tokenizer.encode("a\U0001f600\u00e9 b", add_special_tokens=False), np.int32)
     assert len(ids) > 7  # the emoji alone is four bytes, and no token of its own
     completion = replace(make_completion(0, 0, tokens=len(ids)), token_ids=ids)
-    names = module.Names(decoder)
+    names = Names(decoder)
     texts = dict(module._texts(completion, decoder, names, is_long=len(ids) > head + tail))
     shown = [texts.get(place, names[int(ids[token])]) for place, token in enumerate(places_of(completion))]
     if len(ids) <= head + tail:
@@ -233,7 +236,7 @@ def test_text_that_looks_like_a_chat(make_completion: Callable[..., Any], before
 )
 def test_spelled_parts(text: str, expected: list[str] | None) -> None:
     """What the page spells out stands at odd places; text that has the letters of a spelling is text."""
-    assert dict(module._spelled([(3, text)])) == ({} if expected is None else {3: expected})
+    assert dict(spelled([(3, text)])) == ({} if expected is None else {3: expected})
 
 
 def test_names_that_are_no_text() -> None:
@@ -242,9 +245,9 @@ def test_names_that_are_no_text() -> None:
     special, letter = tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("a")
     (byte,) = (it for it in range(len(tokenizer)) if tokenizer.convert_ids_to_tokens(it) == "\u00ec")
     decoder = Decoder(tokenizer.backend_tokenizer)
-    found = dict(module._parts_of_names([special, byte, 10**6, letter], decoder, module.Names(decoder)))
+    found = dict(parts_of_names([special, byte, 10**6, letter], decoder, Names(decoder)))
     assert found == {0: ["", tokenizer.eos_token], 1: ["", r"\xec"], 2: ["", "<1000000>"]}
-    assert not dict(module._parts_of_names([1, 2], Decoder(None), module.Names(Decoder(None))))
+    assert not dict(parts_of_names([1, 2], Decoder(None), Names(Decoder(None))))
 
 
 @pytest.mark.parametrize(

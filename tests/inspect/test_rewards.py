@@ -19,9 +19,19 @@ from rollgen.errors import DatasetError
 from rollgen.format.reader import open_dataset
 from rollgen.format.rewards import list_parts
 from rollgen.inspect.card import write_card
-from rollgen.inspect.rewards import RewardBar, RewardFigures, RewardStats, _figures, reward_stats
-from rollgen.inspect.stats import dataset_stats
+from rollgen.inspect.rewards import RewardBar, RewardFigures, RewardStats, _figures, stored_rewards
+from rollgen.inspect.stats import DatasetStats, stats_of
 from rollgen.inspect.terminal import render
+
+
+def measured(directory: Path) -> DatasetStats:
+    """As `rollgen inspect` measures it."""
+    dataset = open_dataset(directory)
+    return stats_of(dataset, stored_rewards(dataset))
+
+
+def figures(directory: Path) -> tuple[RewardStats, ...]:
+    return measured(directory).rewards
 
 
 @pytest.fixture
@@ -45,7 +55,7 @@ def test_figures(dataset: Path) -> None:
     write_rewards(dataset, "correct", graded)
     write_rewards(dataset, "style", lambda row: {"reward": 0.25, "tone": 1.0})
     write_rewards(dataset, "vain", lambda row: None)
-    correct, style, vain = reward_stats(open_dataset(dataset))
+    correct, style, vain = figures(dataset)
     assert correct == RewardStats(
         name="correct",
         scorer="scorers:score",
@@ -73,21 +83,21 @@ def test_tokens_that_changed_do_not_count(dataset: Path, monkeypatch: pytest.Mon
     write_rewards(dataset, "correct", lambda row: 1.0)
     monkeypatch.setattr("models.rewards.crc_of", lambda ids: 1)
     write_rewards(dataset, "correct", lambda row: 1.0, only=lambda row: row["prompt_index"] == 0)
-    (correct,) = reward_stats(open_dataset(dataset))
+    (correct,) = figures(dataset)
     assert (correct.scored, correct.not_scored) == (10, 2)
 
 
 def test_what_inspect_shows(dataset: Path) -> None:
     """A section of the terminal's figures, fitting 80 columns, and of the JSON; nothing without rewards."""
     assert "Rewards" not in shown(dataset)
-    assert dataset_stats(dataset).to_json()["rewards"] == []
+    assert measured(dataset).to_json()["rewards"] == []
     write_rewards(dataset, "correct", graded)
     text = shown(dataset)
     assert "Rewards" in text
     assert "correct by scorers:score · 9 scored · 3 not scored" in text
     assert "mean 0.6667 · std 0.4714 · 0 to 1 · no gradient 60.0% of prompts" in text
-    (told,) = dataset_stats(dataset).to_json()["rewards"]
-    assert json.loads(json.dumps(told)) == json.loads(json.dumps(asdict(reward_stats(open_dataset(dataset))[0])))
+    (told,) = measured(dataset).to_json()["rewards"]
+    assert json.loads(json.dumps(told)) == json.loads(json.dumps(asdict(figures(dataset)[0])))
 
 
 @pytest.mark.parametrize(
@@ -102,11 +112,11 @@ def test_what_inspect_shows(dataset: Path) -> None:
 def test_rewards_of_any_size(dataset: Path, rewards: list[float], mean: float, std: float, told: str) -> None:
     """Two, half of the samples each: six digits of each figure, wherever the point is, and no infinity in the JSON."""
     write_rewards(dataset, "correct", lambda row: rewards[row["sample_index"]])
-    figures = reward_stats(open_dataset(dataset))[0].figures
-    assert figures is not None
-    assert (figures.mean, figures.std) == (pytest.approx(mean, rel=1e-12), pytest.approx(std, rel=1e-12))
+    found = figures(dataset)[0].figures
+    assert found is not None
+    assert (found.mean, found.std) == (pytest.approx(mean, rel=1e-12), pytest.approx(std, rel=1e-12))
     assert told in shown(dataset)
-    json.dumps(dataset_stats(dataset).to_json(), allow_nan=False)
+    json.dumps(measured(dataset).to_json(), allow_nan=False)
 
 
 @pytest.mark.parametrize("scale", [2.0**-1070, 1.0, 1e20])
@@ -128,11 +138,11 @@ def test_a_card_does_not_need_them(dataset: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
     write_card(dataset)
     with pytest.raises(DatasetError, match=r"correct-000000\.parquet: damaged"):
-        dataset_stats(dataset)
+        measured(dataset)
 
 
 def shown(directory: Path) -> str:
     console = Console(file=io.StringIO(), width=80)
-    render(dataset_stats(directory), console)
+    render(measured(directory), console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()

@@ -16,13 +16,16 @@ from rich.console import Console
 from rollgen.curate.merge import merge
 from rollgen.errors import UsageError
 from rollgen.format.journal import list_shards
+from rollgen.format.manifest import read_manifest, replace_manifest
 from rollgen.format.reader import open_dataset
-from rollgen.inspect.card import write_card
+from rollgen.inspect.card import dataset_card, write_card
+from rollgen.inspect.curves import curves_of
 from rollgen.inspect.find import Reading, find_sample, readings
+from rollgen.inspect.report.content import report_content
 from rollgen.inspect.runs import RunStats
 from rollgen.inspect.sample import read_sample
 from rollgen.inspect.sample_view import render_sample
-from rollgen.inspect.stats import dataset_stats
+from rollgen.inspect.stats import stats_of
 from rollgen.inspect.status import run_status
 from rollgen.inspect.status_view import render_status
 from rollgen.inspect.terminal import render
@@ -40,7 +43,7 @@ def text_of(shown: Console) -> str:
 
 def test_figures_of_each_run(merged: Path) -> None:
     """Six prompts of two samples in each, which are twelve prompts in all; the settings are those of the run."""
-    stats = dataset_stats(merged)
+    stats = stats_of(open_dataset(merged))
     assert stats.runs == (
         RunStats("base", merged=12, samples=12, prompts=6, generated_tokens=96),
         RunStats("step-1", merged=12, samples=12, prompts=6, generated_tokens=108),
@@ -54,7 +57,7 @@ def test_figures_of_each_run(merged: Path) -> None:
 def test_figures_on_a_terminal(merged: Path) -> None:
     """Each run with its model; no line of attempts or of settings, which the whole does not have."""
     shown = console()
-    render(dataset_stats(merged), shown)
+    render(stats_of(open_dataset(merged)), shown)
     text = text_of(shown)
     assert "base · 12 samples · 96 tokens" in text
     assert "step-1 · 12 samples · 108 tokens" in text
@@ -67,14 +70,14 @@ def test_many_runs_on_a_terminal(tmp_path: Path, make_run: Callable[..., Path]) 
     sources = [make_run(tmp_path / f"run-{n}", n, shards=1, prompts=1, n=1) for n in range(10)]
     merge(sources, tmp_path / "merged")
     shown = console()
-    render(dataset_stats(tmp_path / "merged"), shown)
+    render(stats_of(open_dataset(tmp_path / "merged")), shown)
     assert "run-7 · 1 sample" in text_of(shown)
     assert "2 runs more; --json has all" in text_of(shown)
 
 
 def test_figures_of_other_datasets(tmp_path: Path, make_run: Callable[..., Path]) -> None:
     """They have no runs."""
-    assert dataset_stats(make_run(tmp_path / "plain", 0)).runs == ()
+    assert stats_of(open_dataset(make_run(tmp_path / "plain", 0))).runs == ()
 
 
 @pytest.mark.parametrize(
@@ -147,6 +150,27 @@ def test_status(merged: Path) -> None:
     shown = console()
     render_status("merged", lost, shown)
     assert "merge again to have what they held" in " ".join(text_of(shown).split())
+
+
+def test_what_runs_owed_is_told(merged: Path) -> None:
+    """Nothing makes it any more, and still it is missing: on the terminal, in the card, the report and the status."""
+    record = read_manifest(merged)
+    runs = [run.model_copy(update={"owed": owed}) for run, owed in zip(record.runs, (None, 12), strict=True)]
+    replace_manifest(merged, record.model_copy(update={"runs": runs}))
+    dataset = open_dataset(merged)
+    stats = stats_of(dataset)
+    shown = console()
+    render(stats, shown)
+    assert "24 samples for 12 prompts · 12 samples owed when merged" in text_of(shown)
+    assert "step-1 · 12 samples · 108 tokens · 12 owed when merged" in text_of(shown)
+    assert "| of run step-1 | 12, of 6 prompts; 12 samples owed when merged |" in dataset_card(stats)
+    headline = report_content(dataset, stats, curves_of(dataset, stats), {})["headline"]
+    assert {"label": "Samples", "value": "24", "more": "12 samples owed when merged"} in headline
+    status = run_status(merged)
+    assert (status.state, status.owed, status.owed_when_merged) == ("stopped", None, 12)
+    shown = console()
+    render_status("merged", status, shown)
+    assert "24 samples · 12 samples owed when merged" in text_of(shown)
 
 
 def test_the_card(merged: Path) -> None:

@@ -182,7 +182,7 @@ def test_header(make_completion: Callable[..., Any]) -> None:
     output = shown(sample, width=200)
     for text in (
         "p0",
-        '0 of 4 · finished by stop ("END") · 2 tokens',
+        '0 of 0-3 · finished by stop ("END") · 2 tokens',
         "temperature 0.75 · top_k 8 · top_p 0.875 · min_p 0 · max_tokens 64 · seed ",
         "mean logprob -0.693 · least likely token 25.00% · mean support 1 ids",
         "part-w0-000000.parquet · row group 2 · row 7",
@@ -217,7 +217,7 @@ def test_support_of_a_token(make_dataset: Callable[..., Any]) -> None:
     support = sample.support(last)
     assert support is not None
     assert f"Token {last} of 0-{last} · sampled '" in output
-    rows = output[output.index("probability ") :].splitlines()[1:]
+    rows = output[output.index("probability\n") :].splitlines()[1:]
     assert [int(row.split()[0]) for row in rows] == [entry.id for entry in support]
     assert [row.split()[-1] == "sampled" for row in rows] == [entry.sampled for entry in support]
 

@@ -18,15 +18,18 @@ import pytest
 from rich.console import Console
 
 from rollgen.config import digest
-from rollgen.errors import DatasetError
+from rollgen.errors import DatasetError, MissingFile
 from rollgen.format.commit import WriterSlot
 from rollgen.format.failures import FailureLog
 from rollgen.format.journal import footer_sha256, list_shards
 from rollgen.format.manifest import PLANLESS, Retry, read_manifest, replace_manifest
+from rollgen.format.reader import open_dataset
 from rollgen.format.writer import ShardWriter
+from rollgen.inspect import stats as module
 from rollgen.inspect.card import dataset_card
-from rollgen.inspect.stats import LOGPROB_BINS, Distribution, dataset_stats, distribution
-from rollgen.inspect.terminal import render
+from rollgen.inspect.shards import REST
+from rollgen.inspect.stats import LOGPROB_BINS, Distribution, distribution, stats_of
+from rollgen.inspect.terminal import failed, render
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,7 +58,7 @@ def supports(completions: list[Completion]) -> list[list[int] | None]:
 def test_samples_match_a_recomputation(make_dataset: Callable[..., Any], seed: int) -> None:
     """Counts, lengths and reasons are those of the completions written."""
     directory, completions = make_dataset(seed)
-    samples = dataset_stats(directory).samples
+    samples = stats_of(open_dataset(directory)).samples
     lengths = [float(len(c.token_ids)) for c in completions]
     assert (samples.samples, samples.prompts) == (36, 12)  # 12 prompts x 3 samples
     assert samples.generated_tokens == sum(lengths)
@@ -74,7 +77,7 @@ def test_samples_match_a_recomputation(make_dataset: Callable[..., Any], seed: i
 def test_supports_match_a_recomputation(make_dataset: Callable[..., Any], seed: int) -> None:
     """Sizes, histogram, binding and ids beyond the tokenizer are those of the supports written."""
     directory, completions = make_dataset(seed)
-    support = dataset_stats(directory).support
+    support = stats_of(open_dataset(directory)).support
     assert support is not None
     all_supports = supports(completions)
     masks = [ids for ids in all_supports if ids]
@@ -101,7 +104,7 @@ def test_supports_match_a_recomputation(make_dataset: Callable[..., Any], seed: 
 def test_logprobs_match_a_recomputation(make_dataset: Callable[..., Any], seed: int) -> None:
     """Mean, minimum and entropies are exact, quantiles to half a bin."""
     directory, completions = make_dataset(seed, support_logprobs=True)
-    logprobs = dataset_stats(directory).logprobs
+    logprobs = stats_of(open_dataset(directory)).logprobs
     assert logprobs is not None
     values = [float(x) for c in completions for x in c.logprobs]
     choices = [x for x, ids in zip(values, supports(completions), strict=True) if ids is None or len(ids) > 1]
@@ -118,14 +121,14 @@ def test_logprobs_match_a_recomputation(make_dataset: Callable[..., Any], seed: 
 
 def test_support_entropy_is_absent_without_support_logprobs(make_dataset: Callable[..., Any]) -> None:
     """It is never estimated from sampled tokens alone."""
-    logprobs = dataset_stats(make_dataset(0).directory).logprobs
+    logprobs = stats_of(open_dataset(make_dataset(0).directory)).logprobs
     assert logprobs is not None
     assert logprobs.support_entropy is None
 
 
 def test_plan_counts_what_is_owed(make_dataset: Callable[..., Any]) -> None:
     """12 prompts of 4 samples of which 3 are stored; the tombstone's 5 samples are neither planned nor owed."""
-    plan = dataset_stats(make_dataset(0).directory).plan
+    plan = stats_of(open_dataset(make_dataset(0).directory)).plan
     assert plan is not None
     assert (plan.prompts, plan.samples, plan.tombstones, plan.owed) == (12, 48, 1, 12)
 
@@ -159,7 +162,7 @@ def retried(make_dataset: Callable[..., Any]) -> tuple[Path, list[Completion], l
 def test_figures_are_of_current_rows(retried: tuple[Path, list[Completion], list[Completion]]) -> None:
     """Counts, lengths, supports and logprobs leave out what was made again since; its number is beside them."""
     directory, current, superseded = retried
-    stats = dataset_stats(directory)
+    stats = stats_of(open_dataset(directory))
     samples = stats.samples
     assert (samples.samples, samples.prompts, samples.superseded) == (36, 12, 3)
     assert samples.generated_tokens == sum(len(c.token_ids) for c in current)
@@ -175,9 +178,9 @@ def test_figures_are_of_current_rows(retried: tuple[Path, list[Completion], list
 def test_bytes_are_of_all_rows(retried: tuple[Path, list[Completion], list[Completion]]) -> None:
     """Superseded rows take their place on disk, so they count where bytes are divided by tokens."""
     directory, current, superseded = retried
-    stats = dataset_stats(directory)
+    stats = stats_of(open_dataset(directory))
     tokens = sum(len(c.token_ids) for c in [*current, *superseded])
-    assert sum(stats.column_bytes_per_token.values()) == pytest.approx(sum(stats.files.column_bytes.values()) / tokens)
+    assert sum(stats.column_bytes_per_token.values()) == pytest.approx(stats.files.bytes / tokens)
 
 
 def test_retries_are_owed_beside_the_plan(retried: tuple[Path, list[Completion], list[Completion]]) -> None:
@@ -186,15 +189,22 @@ def test_retries_are_owed_beside_the_plan(retried: tuple[Path, list[Completion],
     log = FailureLog(directory, "w0")
     log.record("p2", 2, 0, "engine", "died", generation=1)
     log.record("p1", 1, 0, "engine", "died", generation=1)  # stored since
-    stats = dataset_stats(directory)
+    stats = stats_of(open_dataset(directory))
     assert stats.plan is not None
     assert (stats.plan.samples, stats.plan.owed, stats.plan.retries, stats.plan.retries_owed) == (48, 12, 4, 1)
-    assert stats.failures.by_stage == {"engine": 1}
+    assert (stats.failures.samples, stats.failures.retries, stats.failures.by_stage) == (1, 1, {"engine": 1})
+    console = Console(file=StringIO(), width=100)
+    render(stats, console)
+    assert "engine 1 · could not be made again; the earlier rows are stored" in console.file.getvalue()
+    log.record("p0", 0, 3, "engine", "died")
+    failures = stats_of(open_dataset(directory)).failures
+    assert (failures.samples, failures.retries) == (2, 1)
+    assert failed(failures) == "not stored, but of 1 the earlier row is stored, which could not be made again"
 
 
 def test_superseded_rows_are_shown(retried: tuple[Path, list[Completion], list[Completion]]) -> None:
     """Their number on the terminal and in the card, which also says how to pass over them."""
-    stats = dataset_stats(retried[0])
+    stats = stats_of(open_dataset(retried[0]))
     console = Console(file=StringIO(), width=100)
     render(stats, console)
     assert "superseded rows, in none of these figures: 3 · 1 owed" in console.file.getvalue()
@@ -206,7 +216,7 @@ def test_superseded_rows_are_shown(retried: tuple[Path, list[Completion], list[C
 def test_shards_of_1_0_are_of_generation_0(retried: tuple[Path, list[Completion], list[Completion]]) -> None:
     """A dataset begun before there were generations, and retried later: the same figures."""
     directory, _, _ = retried
-    before = dataset_stats(directory)
+    before = stats_of(open_dataset(directory))
     journal = directory / "journal" / "w0.jsonl"
     lines = [json.loads(line) for line in journal.read_text().splitlines()]
     for line in lines[:3]:
@@ -217,7 +227,7 @@ def test_shards_of_1_0_are_of_generation_0(retried: tuple[Path, list[Completion]
         line |= {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
         line["footer_sha256"] = footer_sha256(path)
     journal.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    after = dataset_stats(directory)
+    after = stats_of(open_dataset(directory))
     assert (after.samples, after.support, after.logprobs) == (before.samples, before.support, before.logprobs)
     assert (after.plan, after.examples) == (before.plan, before.examples)
 
@@ -230,7 +240,7 @@ def test_stored_samples_and_later_lines_win_over_failures(make_dataset: Callable
     log.record("p1", 1, 3, "engine", "died")
     log.record("p1", 1, 3, "capture", "incomplete")
     log.record("bad", 12, 0, "input", "no prompt")
-    failures = dataset_stats(directory).failures
+    failures = stats_of(open_dataset(directory)).failures
     assert failures.samples == 2
     assert failures.by_stage == {"capture": 1, "input": 1}
     assert [(e.stage, e.error, e.samples) for e in failures.errors] == [
@@ -245,24 +255,26 @@ def test_torn_failure_line_is_ignored(make_dataset: Callable[..., Any]) -> None:
     FailureLog(directory, "w0").record("p1", 1, 3, "engine", "died")
     with (directory / "failures" / "w0.jsonl").open("ab") as file:
         file.write(b'{"prompt_id": "p2", "samp')
-    assert dataset_stats(directory).failures.samples == 1
+    assert stats_of(open_dataset(directory)).failures.samples == 1
 
 
 def test_files_are_measured_from_footers(make_dataset: Callable[..., Any]) -> None:
-    """Column bytes add up to less than the files: magic, indexes and footers are not counted."""
+    """Bytes of columns add up to less than the files: with magic, indexes and footers to all of them."""
     directory = make_dataset(0).directory
-    stats = dataset_stats(directory)
+    stats = stats_of(open_dataset(directory))
     files, shards = stats.files, list((directory / "data").glob("*.parquet"))
     assert files.shards == len(shards) == 3
     assert files.bytes == sum(shard.stat().st_size for shard in shards)
-    assert 0 < sum(files.column_bytes.values()) < files.bytes
-    total = sum(files.column_bytes.values()) / stats.samples.generated_tokens
-    assert sum(stats.column_bytes_per_token.values()) == pytest.approx(total)
+    rest = files.bytes - sum(files.column_bytes.values())
+    assert 0 < rest < files.bytes
+    assert files.parts == files.column_bytes | {REST: rest}
+    assert list(files.parts.values()) == sorted(files.parts.values(), reverse=True)
+    assert sum(stats.column_bytes_per_token.values()) == pytest.approx(files.bytes / stats.samples.generated_tokens)
 
 
 def test_settings_are_sampling_and_non_default_keys(make_dataset: Callable[..., Any]) -> None:
     """`chat` is not at its default; `min_p` is, and is shown all the same; `capture` is shown elsewhere."""
-    settings = dataset_stats(make_dataset(0).directory).settings
+    settings = stats_of(open_dataset(make_dataset(0).directory)).settings
     assert settings == {
         "n": 3,
         "temperature": 0.7,
@@ -276,7 +288,7 @@ def test_settings_are_sampling_and_non_default_keys(make_dataset: Callable[..., 
 
 def test_settings_of_retries(make_dataset: Callable[..., Any]) -> None:
     """Their max_tokens are told too: the configuration is that of the first attempt."""
-    stats = dataset_stats(make_dataset(0).directory)
+    stats = stats_of(open_dataset(make_dataset(0).directory))
     retry = Retry(generation=1, started_at="", where={"finish_reason": "length"}, max_tokens=96, samples=1)
     settings = replace(stats, manifest=stats.manifest.with_retry(retry)).settings
     assert (settings["max_tokens"], settings["max_tokens of retries"]) == (60, [96])
@@ -284,7 +296,7 @@ def test_settings_of_retries(make_dataset: Callable[..., Any]) -> None:
 
 def test_run_without_shards(empty_dataset: Path) -> None:
     """Everything is owed and nothing divides by zero."""
-    stats = dataset_stats(empty_dataset)
+    stats = stats_of(open_dataset(empty_dataset))
     assert stats.samples.samples == stats.files.shards == 0
     assert stats.plan is not None
     assert stats.plan.owed == stats.plan.samples == 24  # 12 prompts x 2
@@ -297,14 +309,14 @@ def test_dataset_without_plan(make_dataset: Callable[..., Any]) -> None:
     directory = make_dataset(0).directory
     (directory / "plan.parquet").unlink()
     with pytest.raises(DatasetError, match=r"plan\.parquet: missing"):
-        dataset_stats(directory)
+        stats_of(open_dataset(directory))
     record = read_manifest(directory)
     identity = record.identity | {PLANLESS: True}
     for shard in list_shards(directory):  # they name the dataset that they are of
         shard.unlink()
     (directory / "journal" / "w0.jsonl").unlink()
     replace_manifest(directory, record.model_copy(update={"identity": identity, "config_digest": digest(identity)}))
-    assert dataset_stats(directory).plan is None
+    assert stats_of(open_dataset(directory)).plan is None
 
 
 def test_more_rows_than_planned(make_dataset: Callable[..., Any], commit: Callable[..., None]) -> None:
@@ -314,18 +326,18 @@ def test_more_rows_than_planned(make_dataset: Callable[..., Any], commit: Callab
     """
     directory, completions = make_dataset(0)
     commit(directory, completions[:12], "w1")
-    plan = dataset_stats(directory).plan
+    plan = stats_of(open_dataset(directory)).plan
     assert plan is not None
     assert (plan.samples, plan.owed, plan.surplus) == (48, 8, 8)  # 4 rows pass for the samples that prompts 0-3 lack
     commit(directory, completions[:12], "w2")
-    plan = dataset_stats(directory).plan
+    plan = stats_of(open_dataset(directory)).plan
     assert plan is not None
     assert (plan.owed, plan.surplus) == (8, 20)
 
 
 def test_json_is_plain(make_dataset: Callable[..., Any]) -> None:
     """It survives a round trip through strict JSON."""
-    report = dataset_stats(make_dataset(0, support_logprobs=True).directory).to_json()
+    report = stats_of(open_dataset(make_dataset(0, support_logprobs=True).directory)).to_json()
     assert json.loads(json.dumps(report, allow_nan=False)) == json.loads(json.dumps(report))
     assert report["samples"]["samples"] == 36
     assert len(report["examples"]) == 3
@@ -338,7 +350,7 @@ def test_files_of_a_live_run_are_ignored(make_dataset: Callable[..., Any]) -> No
     journal = directory / "journal" / "w0.jsonl"
     lines = journal.read_bytes().splitlines(keepends=True)
     journal.write_bytes(b"".join(lines[:-1]))
-    assert dataset_stats(directory).samples.samples == len(completions)
+    assert stats_of(open_dataset(directory)).samples.samples == len(completions)
 
 
 def first_shard(directory: Path) -> Path:
@@ -392,7 +404,7 @@ def test_damage_is_an_error_that_names_the_file(
     directory = make_dataset(0).directory
     damage(directory)
     with pytest.raises(DatasetError, match=place):
-        dataset_stats(directory)
+        stats_of(open_dataset(directory))
 
 
 @pytest.mark.parametrize(
@@ -412,10 +424,27 @@ def test_distribution(values: list[int], counts: list[int], expected: Distributi
     assert distribution(list(values), counts) == expected
 
 
+@pytest.mark.parametrize("step", ["measure_shards", "scan", "_examples"])
+def test_shards_that_are_replaced_meanwhile(
+    make_dataset: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """As by a compaction that ends before they are looked at, or between two looks: what to do is said."""
+    directory = make_dataset(0).directory
+    dataset, real = open_dataset(directory), getattr(module, step)
+
+    def after(*values: Any, **named: Any) -> Any:
+        first_shard(directory).unlink(missing_ok=True)
+        return real(*values, **named)
+
+    monkeypatch.setattr(module, step, after)
+    with pytest.raises(MissingFile, match=r"data: a file was replaced, or set aside, .*; start again$"):
+        stats_of(dataset)
+
+
 def test_damage_without_a_journal_line_is_found_too(make_dataset: Callable[..., Any]) -> None:
     """There is no hash to compare with, so the pages are read back."""
     directory = make_dataset(0).directory
     (directory / "journal" / "w0.jsonl").write_bytes(b"")
     flip_a_bit(directory)
     with pytest.raises(DatasetError, match=r"part-w0-000000\.parquet"):
-        dataset_stats(directory)
+        stats_of(open_dataset(directory))

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from rich.console import Console
 
+from rollgen.format.reader import open_dataset
 from rollgen.inspect.failures import ErrorCount, FailureStats
-from rollgen.inspect.stats import DatasetStats, Example, dataset_stats
+from rollgen.inspect.stats import DatasetStats, Example, stats_of
 from rollgen.inspect.terminal import last_turn, notes, number, render, significant
 
 if TYPE_CHECKING:
@@ -30,11 +31,11 @@ def shown(stats: DatasetStats, *, width: int = 80, terminal: bool = False) -> st
 @pytest.mark.parametrize("terminal", [False, True])
 def test_hostile_data_is_shown_literally(make_dataset: Callable[..., Any], terminal: bool) -> None:
     """Names, ids, reasons, errors and texts reach the console as inert text, markup included."""
-    stats = dataset_stats(make_dataset(0, model_name=HOSTILE).directory)
+    stats = stats_of(open_dataset(make_dataset(0, model_name=HOSTILE).directory))
     stats = dataclasses.replace(
         stats,
         name=HOSTILE,
-        failures=FailureStats(1, {HOSTILE: 1}, (ErrorCount("engine", HOSTILE, 1),)),
+        failures=FailureStats(1, 0, {HOSTILE: 1}, (ErrorCount("engine", HOSTILE, 1),)),
         samples=dataclasses.replace(stats.samples, finish_reasons={HOSTILE: 1}, stop_reasons={HOSTILE: 1}),
         examples=(Example(HOSTILE, 0, HOSTILE, HOSTILE, HOSTILE, 1),),
     )
@@ -45,33 +46,40 @@ def test_hostile_data_is_shown_literally(make_dataset: Callable[..., Any], termi
     assert output.count(r"\x1b[31mred") == 10
 
 
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_pipe_gets_no_blanks_at_the_end_of_lines(make_dataset: Callable[..., Any], terminal: bool) -> None:
+    """A terminal does not see them."""
+    output = shown(stats_of(open_dataset(make_dataset(0).directory)), terminal=terminal)
+    assert any(line.endswith(" ") for line in output.split("\n")) is terminal
+
+
 @pytest.mark.parametrize("width", [80, 120])
 def test_view_fits_the_console(make_dataset: Callable[..., Any], width: int) -> None:
     """No line is longer than the console is wide, with long names too."""
-    stats = dataset_stats(make_dataset(0, support_logprobs=True, model_name="m" * 200).directory)
+    stats = stats_of(open_dataset(make_dataset(0, support_logprobs=True, model_name="m" * 200).directory))
     assert max(map(len, shown(stats, width=width).splitlines())) <= width
 
 
 def test_a_device_that_nobody_told(make_dataset: Callable[..., Any]) -> None:
     """A server does not say where it runs: that is said in words."""
-    stats = dataset_stats(make_dataset(0).directory)
+    stats = stats_of(open_dataset(make_dataset(0).directory))
     [attempt] = stats.manifest.attempts
-    for device, expected in (("unspecified", "device not told"), ("cuda", "cuda")):
+    for device, expected in (("unspecified", ", device not told"), ("cuda", " on cuda")):
         engine = attempt.engine.model_copy(update={"device": device})
         manifest = stats.manifest.model_copy(update={"attempts": [attempt.model_copy(update={"engine": engine})]})
         output = shown(dataclasses.replace(stats, manifest=manifest), width=120)
-        assert f"Engine       {engine.name} {engine.version} · {expected} · " in output
+        assert f"Engine       {engine.name} {engine.version}{expected} · " in output
 
 
 def test_view_names_what_is_stored(tmp_path: Path, make_extras: Callable[..., Path]) -> None:
     """Beside the supports, what the engine told of weights and experts."""
-    output = shown(dataset_stats(make_extras(tmp_path / "run")), width=120)
-    assert "without support logprobs · weight versions · routed experts · format 1.3" in output
+    output = shown(stats_of(open_dataset(make_extras(tmp_path / "run"))), width=120)
+    assert "optional columns: weight versions, routed experts · format 1.3" in output
 
 
 def test_view_names_the_figures(make_dataset: Callable[..., Any]) -> None:
     """36 of 48 samples, 12 owed, one input row skipped, a bar for each bin."""
-    output = shown(dataset_stats(make_dataset(0, support_logprobs=True).directory), width=120)
+    output = shown(stats_of(open_dataset(make_dataset(0, support_logprobs=True).directory)), width=120)
     for text in (
         "36 of 48 (75.0%) · 12 owed",
         "12 of 12 with samples · input rows skipped: 1",
@@ -86,7 +94,7 @@ def test_view_names_the_figures(make_dataset: Callable[..., Any]) -> None:
 
 def test_run_without_shards_renders(empty_dataset: Path) -> None:
     """A run that has just started says what it owes."""
-    assert "0 of 24 (0.0%) · 24 owed" in shown(dataset_stats(empty_dataset))
+    assert "0 of 24 (0.0%) · 24 owed" in shown(stats_of(open_dataset(empty_dataset)))
 
 
 @pytest.mark.parametrize(
@@ -133,7 +141,7 @@ def test_significant(value: float, expected: str) -> None:
 
 def test_what_is_not_truncated_is_told(make_dataset: Callable[..., Any]) -> None:
     """Figures of supports say that they are not of all tokens, and ids beyond the tokenizer where they were drawn."""
-    stats = dataset_stats(make_dataset(0, support_logprobs=True).directory)
+    stats = stats_of(open_dataset(make_dataset(0, support_logprobs=True).directory))
     output = shown(stats, width=120)
     assert "ids a truncated token" in output
     assert f"not of the {stats.support.full_vocabulary} tokens without one" in output

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from models.times import set_times, write_log
+from models.times import STARTED, set_times, write_log
 
 from rollgen.format.manifest import read_manifest, replace_manifest
 from rollgen.format.reader import open_dataset
@@ -105,6 +106,30 @@ def test_commits_lie_in_what_the_log_says(make_dataset: Callable[..., Any], ende
     directory, _ = make_dataset(0)
     write_log(directory, "w0", 0, ended=ended)
     set_times(directory, [10, 30, 50])
+    assert (history(directory) is not None) is told
+
+
+@pytest.mark.parametrize("later", [0, 60])
+def test_a_copy_of_a_run_that_goes_on_tells_nothing(make_dataset: Callable[..., Any], later: float) -> None:
+    """Its shards, commits of ten hours, and its log have the time of the copy, within what the log may be silent."""
+    directory, _ = make_dataset(0)
+    write_log(directory, "w0", 35_950)
+    (log,) = (directory / "logs").iterdir()
+    set_times(directory, [35_970, 35_980, 35_990], manifest=0)
+    assert history(directory) is not None
+    os.utime(log, (STARTED + 35_950 + later,) * 2)
+    assert (history(directory) is None) is bool(later)
+
+
+@pytest.mark.parametrize(
+    ("commits", "told"),
+    [([40, 40.01, 40.02], False), ([40, 40, 40], False), ([40, 41, 43], True), ([1, 1.05, 40], True)],
+    ids=["a copy", "at one time", "a short end", "a short beginning"],
+)
+def test_commits_that_come_all_at_once(make_dataset: Callable[..., Any], commits: list[float], told: bool) -> None:
+    """In a copy from soon after the start, without logs: ten samples in 40 seconds, and hundreds in the next one."""
+    directory, _ = make_dataset(0)
+    set_times(directory, commits)
     assert (history(directory) is not None) is told
 
 

@@ -1,4 +1,4 @@
-"""A run that is killed, continued, refused and grown: real vLLM, the real command, exact cover every time."""
+"""A run that is killed, interrupted, refused and continued: real vLLM, the real command, exact cover every time."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def keys(out: Path) -> list[tuple[str, int]]:
     return sorted(found)
 
 
-def planned(prompts: int = PROMPTS, n: int = N) -> list[tuple[str, int]]:
+def planned() -> list[tuple[str, int]]:
     """Every key that a complete dataset has exactly once."""
-    return sorted((f"p{index}", sample) for index in range(prompts) for sample in range(n))
+    return sorted((f"p{index}", sample) for index in range(PROMPTS) for sample in range(N))
 
 
 def engines_of(process: subprocess.Popen[str]) -> list[int]:
@@ -97,7 +97,6 @@ def test_its_engine_killed_and_stopped_then_interrupted_and_continued(
     refused = rollgen(*options, "--resume", "--temperature", 0.9, code=4)
     assert "temperature (1.0 -> 0.9)" in refused.stderr
     assert time.monotonic() - started < 30, "refused before a model loads"
-    assert "holds a run already" in rollgen(*options, code=2).stderr
 
     summary = json.loads(rollgen(*options, "--resume", "--json").stdout)
     assert summary["stored_before"] == len(stored)
@@ -105,12 +104,6 @@ def test_its_engine_killed_and_stopped_then_interrupted_and_continued(
     assert (summary["restarts"], summary["failed"]) == (0, 0)
     assert keys(out) == planned()
     assert all((out / "data" / name).read_bytes() == content for name, content in before.items())
-
-    again = json.loads(rollgen(*options, "--resume", "--json").stdout)
-    assert (again["stored_before"], again["stored"], again["owed"]) == (PROMPTS * N, 0, 0)
-
-    fewer = [*options[: options.index("--n")], "--n", N - 1]
-    assert "n: " in rollgen(*fewer, "--resume", code=4).stderr
 
 
 def test_killing_rollgen_alone_ends_an_engine_that_loads(rollgen: Any, options: list[object]) -> None:
@@ -121,42 +114,3 @@ def test_killing_rollgen_alone_ends_an_engine_that_loads(rollgen: Any, options: 
         time.sleep(0.05)
     process.kill()
     rollgen.wait_until_gone(process)
-
-
-def rows(out: Path) -> dict[tuple[str, int, int], dict[str, Any]]:
-    """Every stored row by its key."""
-    tables = [pq.read_table(file) for file in out.glob("data/part-*.parquet")]
-    found = [row for table in tables for row in table.to_pylist()]
-    by_key = {(row["prompt_id"], row["sample_index"], row["generation"]): row for row in found}
-    assert len(by_key) == len(found)
-    return by_key
-
-
-def test_grown_by_samples_by_prompts_and_by_a_retry(
-    rollgen: Any, tiny_model: Path, tmp_path: Path, write_prompts: Any
-) -> None:
-    """n 2 -> 4, ten more prompts, what was cut once more and longer, all at once: exact cover, no old row changes."""
-    out, file = tmp_path / "out", tmp_path / "prompts.jsonl"
-    questions = [{"id": f"p{index}", "prompt": f"Number {index} is"} for index in range(30)]
-    command = ["generate", file, "--model", tiny_model, "--out", out, "--dtype", "float32", "--max-num-seqs", 4]
-
-    write_prompts(file, questions[:20])
-    rollgen(*command, "--n", 2, "--max-tokens", 24)
-    first = rows(out)
-    assert sorted(first) == [(*key, 0) for key in planned(20, 2)]
-
-    cut = {key for key, row in first.items() if row["finish_reason"] == "length"}
-    assert cut, "a random model rarely ends by itself"
-    write_prompts(file, questions)
-    retry = ["--resume", "--retry", "finish_reason=length", "--max-tokens", 48]
-    summary = json.loads(rollgen(*command, "--n", 4, *retry, "--json").stdout)
-    assert (summary["stored_before"], summary["stored"], summary["owed"]) == (40, 80 + len(cut), 0)
-    final = rows(out)
-    assert sorted(key for key in final if not key[2]) == [(*key, 0) for key in planned(30, 4)]
-    assert all(final[key] == row for key, row in first.items())
-    again = {key[:2]: row for key, row in final.items() if key[2] == 1}
-    assert again.keys() == {key[:2] for key in cut}
-    for key, row in again.items():
-        before = first[(*key, 0)]
-        assert (row["seed"], row["max_tokens"], before["max_tokens"]) == (before["seed"], 48, 24)
-        assert row["response_length"] > 24 or row["finish_reason"] == "stop"

@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from models.trl_training import Train
+from datasets import Dataset
+from models.rewards import write_rewards
+from models.trl_training import Train, first_token
 from packaging.specifiers import SpecifierSet
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
-from rollgen.errors import UsageError
+import rollgen
+from rollgen.errors import DatasetError, Unreadable, UsageError
 from rollgen.format.manifest import Manifest, create_manifest
 from rollgen.integrations import trl_checks
 from rollgen.integrations.trl_checks import check_tokenizer
@@ -38,6 +42,21 @@ from rollgen.prompts.fingerprint import tokenizer_sha256
         pytest.param(
             {"per_device_train_batch_size": 14}, "6 groups .* do not fill a generation batch of 7", id="batch"
         ),
+        pytest.param(
+            {"accelerator_config": {"split_batches": True}},
+            r"accelerator_config=\{'split_batches': True\}: processes would be dealt other samples",
+            id="split-batches",
+        ),
+        pytest.param(
+            {"accelerator_config": {"dispatch_batches": True}},
+            r"accelerator_config=\{'dispatch_batches': True\}",
+            id="dispatch-batches",
+        ),
+        pytest.param(
+            {"eval_dataset": object()}, "would be cut at transformers' default of 20 tokens: set it", id="evaluation"
+        ),
+        pytest.param({"rewards": 3}, "^rewards must be a name like 'correct'", id="no-name"),
+        pytest.param({"rewards": None, "reward_funcs": []}, "no reward: give reward_funcs", id="none-for-a-name"),
         pytest.param({"reward_funcs": []}, "no reward: give reward_funcs", id="no-reward"),
         pytest.param(
             {"reward_funcs": [], "rewards": "right", "eval_dataset": object()},
@@ -52,6 +71,72 @@ def test_what_would_train_otherwise_is_refused(
     """By one line, before TRL is asked for anything."""
     with pytest.raises(UsageError, match=message):
         make_trainer(stored, **changes)
+
+
+def test_what_is_no_place_of_rollouts_is_refused(stored: Path, make_trainer: Train) -> None:
+    """By the argument's name."""
+    for several in ([stored], rollgen.RolloutDataset(stored)):
+        with pytest.raises(UsageError, match=r"^rollouts: the directory or URL of one dataset; merge several with"):
+            make_trainer(several)
+    with pytest.raises(UsageError, match=f"^{stored / 'rollgen.json'}: is a file, not a dataset's directory$"):
+        make_trainer(stored / "rollgen.json")
+
+
+def test_prompts_that_are_only_evaluated_need_a_length_too(stored: Path, make_trainer: Train) -> None:
+    """Given to `evaluate`, where no `eval_dataset` was."""
+    prompts = Dataset.from_dict({"prompt": ["What is", "Write one"]})
+    with pytest.raises(UsageError, match="eval_dataset: without a max_completion_length"):
+        make_trainer(stored).evaluate(prompts)
+
+
+class right:
+    """A reward function."""
+
+    def __call__(self, completion_ids: list[list[int]], **_: Any) -> list[float]:
+        return first_token(completion_ids)
+
+
+@pytest.mark.parametrize("function", [right(), partial(right())], ids=["object", "partial"])
+def test_two_rewards_of_one_name_are_refused(stored: Path, make_trainer: Train, function: Any) -> None:
+    """By the name that TRL would log them under, of whatever kind a function is."""
+    write_rewards(stored, "right", lambda row: 1.0)
+    with pytest.raises(UsageError, match="rewards: 'right' is the name of two, which TRL would log as one"):
+        make_trainer(stored, function, rewards="right")
+
+
+def test_data_that_is_dealt_otherwise_is_refused(stored: Path, make_trainer: Train) -> None:
+    """Whatever does it: half a micro-batch at a time would be twice as many steps an epoch as a resumed run counts."""
+    trainer = make_trainer(stored)
+    assert len(trainer.get_train_dataloader()) == 3
+    trainer._train_batch_size //= 2
+    with pytest.raises(UsageError, match="each process would be dealt 6 batches an epoch and not 3"):
+        trainer.get_train_dataloader()
+
+
+@pytest.mark.parametrize("metadata", ["{", "[1]", '"text"'])
+def test_metadata_that_is_damaged(
+    tmp_path: Path, make_dataset: Callable[..., Path], make_trainer: Train, metadata: str
+) -> None:
+    """Where, and how to find out more."""
+    stored = make_dataset(tmp_path / "damaged", shards=1, prompts=2, n=2, metadata=metadata)
+    with pytest.raises(DatasetError, match=r"parquet: row group 0: its metadata is no JSON object; `rollgen verify`"):
+        make_trainer(stored)
+
+
+def test_metadata_that_is_null(tmp_path: Path, make_dataset: Callable[..., Path], make_trainer: Train) -> None:
+    """No fields."""
+    make_trainer(make_dataset(tmp_path / "null", shards=1, prompts=2, n=2, metadata="null"), max_steps=1).train()
+
+
+def test_a_tokenizer_that_cannot_be_read(
+    tmp_path: Path, make_dataset: Callable[..., Path], make_trainer: Train
+) -> None:
+    """Is no damage, and no other tokenizer: one line, as for any file."""
+    stored = make_dataset(tmp_path / "loop", shards=1, prompts=2, n=2)
+    (stored / "tokenizer").mkdir()
+    (stored / "tokenizer" / "tokenizer.json").symlink_to("tokenizer.json")
+    with pytest.raises(Unreadable, match=r"tokenizer\.json: this machine could not read it: "):
+        make_trainer(stored)
 
 
 def test_another_tokenizer_is_refused(

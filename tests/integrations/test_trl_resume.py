@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from models.trl_training import Recorder, Train
+from models.rewards import write_rewards
+from models.trl_training import Recorder, Train, logged
 from transformers import AutoModelForCausalLM
 
+from rollgen.curate.compact import compact
 from rollgen.errors import UsageError
 
 
@@ -71,6 +75,60 @@ def test_another_order_of_samples_is_refused(
         make_trainer(tmp_path / rollouts, **changes).train(resume_from_checkpoint=str(checkpoint(tmp_path, 1)))
 
 
+def test_compaction_between_two_runs_changes_nothing(tmp_path: Path, stored: Path, make_trainer: Train) -> None:
+    """Groups are in the order of the plan, wherever their samples are stored: here the prompts of two shards in one."""
+    common = {"save_strategy": "steps", "save_steps": 1, "max_steps": 3}
+    whole = make_trainer(stored, **common)
+    whole.train()
+    assert compact(stored).written == 1
+    resumed = make_trainer(stored, **common)
+    resumed.train(resume_from_checkpoint=str(checkpoint(tmp_path, 1)))
+    assert resumed.used == whole.used[1:]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "difference"),
+    [
+        pytest.param("right", None, id="same"),
+        pytest.param("again", "the stored rewards 'right' are others", id="scored-again"),
+        pytest.param("other", "the stored rewards 'other' are others; the stored rewards 'right'", id="another-name"),
+    ],
+)
+def test_other_rewards_are_refused(
+    tmp_path: Path, stored: Path, make_trainer: Train, rewards: str, difference: str | None
+) -> None:
+    """Of one sample at least: a run that goes on would learn from two scorers."""
+    for name in ("right", "other"):
+        write_rewards(stored, name, lambda row: float(row["sample_index"]))
+    make_trainer(stored, [], rewards="right", save_strategy="steps", save_steps=1, max_steps=1).train()
+    if rewards == "again":
+        write_rewards(stored, "right", lambda row: row["prompt_index"] / 8, scoring=2, closes=True)
+    resumed = make_trainer(stored, [], rewards="other" if rewards == "other" else "right")
+    with nullcontext() if difference is None else pytest.raises(UsageError, match=f"of another order .*{difference}"):
+        resumed.train(resume_from_checkpoint=str(checkpoint(tmp_path, 1)))
+
+
+def test_states_of_callbacks_are_restored_without_a_warning(
+    tmp_path: Path, stored: Path, make_trainer: Train, caplog: pytest.LogCaptureFixture
+) -> None:
+    """transformers warns of states of classes that it was not given; the order is kept among them, and is none."""
+    common = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2}
+    make_trainer(stored, **common).train()
+    resumed = make_trainer(stored, restore_callback_states_from_checkpoint=True, **common)
+    logging.getLogger("transformers").propagate = True
+    try:
+        with caplog.at_level(logging.WARNING):
+            resumed.train(resume_from_checkpoint=str(checkpoint(tmp_path, 1)))
+    finally:
+        logging.getLogger("transformers").propagate = False
+    assert "callbacks not included" not in caplog.text
+    assert "rollgen" in resumed.state.stateful_callbacks
+    with pytest.raises(UsageError, match="seed was 42, is 5"):
+        make_trainer(stored, restore_callback_states_from_checkpoint=True, seed=5).train(
+            resume_from_checkpoint=str(checkpoint(tmp_path, 1))
+        )
+
+
 def test_a_checkpoint_without_an_order_is_refused(tmp_path: Path, stored: Path, make_trainer: Train) -> None:
     """As plain TRL makes them."""
     make_trainer(stored, save_strategy="steps", save_steps=1, max_steps=1).train()
@@ -78,7 +136,7 @@ def test_a_checkpoint_without_an_order_is_refused(tmp_path: Path, stored: Path, 
     state = json.loads(path.read_text())
     del state["stateful_callbacks"]["rollgen"]
     path.write_text(json.dumps(state))
-    with pytest.raises(UsageError, match="step 1 does not say which samples were used: load its weights"):
+    with pytest.raises(UsageError, match=r"step 1 does not say which samples were used, .*: load its weights"):
         make_trainer(stored).train(resume_from_checkpoint=str(path.parent))
 
 
@@ -107,6 +165,26 @@ def test_checkpoints_that_will_be_refused_are_told(
     assert [line.startswith(f"the checkpoint of step {step} will be amid") for line in told] == [True] * (
         step is not None
     )
+
+
+def test_ratios_of_a_training_that_broke_off_are_forgotten(stored: Path, make_trainer: Train) -> None:
+    """After two steps that were not logged: the next one logs those of its own step alone."""
+    calls = count()
+
+    def reward(completions: list[str], **_: Any) -> list[float]:
+        if next(calls) == 2:
+            raise InterruptedError
+        return [0.0, 1.0] * (len(completions) // 2)
+
+    trainer = make_trainer(stored, reward, logging_steps=9)
+    with pytest.raises(InterruptedError):
+        trainer.train()
+    trainer.args.max_steps = trainer.args.logging_steps = 1
+    trainer.train()
+    alone = make_trainer(stored, reward, max_steps=1)
+    alone.train()
+    name = "sampling/importance_sampling_ratio/mean"
+    assert logged(trainer, name) == pytest.approx(logged(alone, name), rel=1e-5)
 
 
 def test_a_second_training_begins_with_whole_batches(stored: Path, make_trainer: Train) -> None:

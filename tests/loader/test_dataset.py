@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -69,6 +70,21 @@ def test_support_logprobs_are_parallel_to_the_ids(write_shards: WriteShards, mak
         stored = ds[index].stored_support_logprobs
         assert stored is not None
         np.testing.assert_array_equal(stored, row.support_logprobs)
+
+
+def test_a_filter(write_shards: WriteShards, written: list[list[Completion]]) -> None:
+    """What it keeps, in order."""
+    ds = RolloutDataset(write_shards(written), filter=pc.field("sample_index") == 3)
+    assert [(rollout.prompt_index, rollout.sample_index) for rollout in ds] == [(0, 3), (2, 3)]
+
+
+def test_what_is_no_place_of_a_dataset(tmp_path: Path) -> None:
+    """A list of them, or a file."""
+    with pytest.raises(UsageError, match=r"path of its directory or as its URL, not as list$"):
+        RolloutDataset([tmp_path])  # type: ignore[arg-type]
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match=f"^{tmp_path / 'file'}: is a file, not a dataset's directory$"):
+        RolloutDataset(tmp_path / "file")
 
 
 @pytest.mark.parametrize("index", [11, -12, 10**12])

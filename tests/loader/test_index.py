@@ -111,6 +111,7 @@ FILTERS = {
     "both": ((pc.field("prompt_index") == 2) & ~(pc.field("sample_index") < 3), [(0, 2, 3)]),
     "list": (pc.list_value_length(pc.field("prompt_token_ids")) > 2, [(0, 2, k) for k in range(4)]),
     "null": (pc.field("stop_reason") != "x", []),
+    "text like a place": (pc.field("prompt_id") != "FieldPath(1)", [(0, p, k) for p in range(3) for k in range(4)]),
     "constant": (pc.scalar(True), [(0, p, k) for p in range(3) for k in range(4)]),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import pickle
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import torch
 from models.rewards import write_rewards
 from torch.utils.data import DataLoader
 
-from rollgen.errors import DatasetError, UsageError
+from rollgen.errors import DatasetError, ResumeRefused, UsageError
 from rollgen.format.commit import WriterSlot
 from rollgen.format.manifest import Retry, read_manifest, replace_manifest
 from rollgen.format.rewards import ScorerRecord, list_parts
@@ -94,7 +95,8 @@ def test_samples_without_a_reward(dataset: Path) -> None:
     """How many, and the command; what a filter leaves out needs none."""
     write_rewards(dataset, "correct", lambda row: None, only=lambda row: row["prompt_index"] == 2)
     command = rf"`rollgen score {dataset} --with scorers:score --name correct` scores what it can of them"
-    with pytest.raises(UsageError, match=rf"^{dataset}: 2 of 12 samples have no 'correct'; {command}$"):
+    others = "if they cannot have a reward, score with a function that returns 0, or leave them out .* with filter=$"
+    with pytest.raises(UsageError, match=rf"^{dataset}: 2 of 12 samples have no 'correct'; {command}; {others}"):
         RolloutDataset(dataset, rewards="correct")
     import pyarrow.compute as pc
 
@@ -108,6 +110,31 @@ def test_samples_without_a_further_value(dataset: Path) -> None:
     assert len(RolloutDataset(dataset, rewards="correct")) == 12
     with pytest.raises(UsageError, match=r"2 of 12 samples have no 'correct.format'; .*only `--rescore` scores again"):
         RolloutDataset(dataset, rewards="correct.format")
+
+
+def test_rewards_of_two_scorers(dataset: Path, tmp_path: Path, make_dataset: Callable[..., Path]) -> None:
+    """One name in two datasets: they are not comparable, and a batch would have both."""
+    other = make_dataset(tmp_path / "other")
+    write_rewards(other, "correct", number_of, scorer=ScorerRecord("scorers:another", "0" * 64))
+    with pytest.raises(UsageError, match=rf"^{other}: its rewards 'correct' are by another scorer than those of"):
+        RolloutStream([dataset, other], rewards="correct")
+    assert RolloutStream([other], rewards="correct").samples == 12
+
+
+def test_a_state_is_of_its_rewards(dataset: Path) -> None:
+    """A resumed run that learned from others would not notice; what was scored again to the same values is the same."""
+    state = RolloutStream(dataset, rewards="correct").state_dict()
+    write_rewards(dataset, "correct", number_of, scoring=2, closes=True)
+    RolloutStream(dataset, rewards="correct").load_state_dict(json.loads(json.dumps(state)))
+    write_rewards(dataset, "correct", lambda row: number_of(row) + 1, scoring=3, closes=True)
+    message = "other rewards were asked for, or the samples were scored again since"
+    for rewards in ("correct", "other", None):
+        with pytest.raises(ResumeRefused, match=message):
+            RolloutStream(dataset, rewards=rewards).load_state_dict(state)
+    del state["rewards"]  # as of a stream that had none
+    RolloutStream(dataset).load_state_dict(state)
+    with pytest.raises(ResumeRefused, match=message):
+        RolloutStream(dataset, rewards="other").load_state_dict(state)
 
 
 @pytest.mark.parametrize("rewards", [3, [None], b"v", {"correct": 1}])

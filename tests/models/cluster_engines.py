@@ -9,6 +9,7 @@ import asyncio
 import os
 import signal
 import time
+from itertools import count
 from typing import Final, NoReturn
 
 import ray
@@ -36,6 +37,17 @@ def slow(spec: EngineSpec) -> FakeEngine:
 
     async def before(request: SampleRequest) -> None:
         await asyncio.sleep(SECONDS)
+
+    return FakeEngine(window=WINDOW, before=before)
+
+
+def stuck(spec: EngineSpec) -> FakeEngine:
+    """Makes as many as it makes at a time, and no more."""
+    places = count()
+
+    async def before(request: SampleRequest) -> None:
+        if next(places) >= WINDOW:
+            await asyncio.Event().wait()
 
     return FakeEngine(window=WINDOW, before=before)
 

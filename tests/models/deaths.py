@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,14 +21,22 @@ STEPS = ("os.link", "os.unlink", "os.rename", "os.replace", "os.mkdir", "os.fsyn
 
 
 @contextmanager
-def dying(at: int, *, how: type[BaseException] = Killed, steps: Sequence[str] = STEPS) -> Iterator[list[int]]:
-    """Raise `how` instead of step number `at`, and if it is Killed, instead of every later one. Gives their count."""
+def dying(
+    at: int, *, how: type[BaseException] | signal.Signals = Killed, steps: Sequence[str] = STEPS
+) -> Iterator[list[int]]:
+    """Raise `how` instead of step number `at`, and if it is Killed, instead of every later one. Gives their count.
+
+    A signal comes just before the step, which is taken unless its handler raises.
+    """
     count = [0]
 
     def step(real: Callable[..., Any]) -> Callable[..., Any]:
         def taken(*arguments: Any, **named: Any) -> Any:
             count[0] += 1
-            if count[0] == at or (count[0] > at and how is Killed):
+            if isinstance(how, signal.Signals):
+                if count[0] == at:
+                    os.kill(os.getpid(), how)
+            elif count[0] == at or (count[0] > at and how is Killed):
                 raise how
             return real(*arguments, **named)
 

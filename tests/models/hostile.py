@@ -24,9 +24,11 @@ import torch
 from rich.console import Console
 
 from rollgen.errors import RollgenError
+from rollgen.format.reader import open_dataset
+from rollgen.inspect.rewards import stored_rewards
 from rollgen.inspect.sample import read_sample
 from rollgen.inspect.sample_view import render_sample
-from rollgen.inspect.stats import dataset_stats
+from rollgen.inspect.stats import stats_of
 from rollgen.inspect.status import run_status
 from rollgen.loader.dataset import RolloutDataset
 from rollgen.loader.stream import RolloutStream
@@ -57,7 +59,8 @@ def stream(directory: Path) -> int:
 
 def inspect(directory: Path) -> int:
     """The figures, as JSON."""
-    stats = dataset_stats(directory)
+    dataset = open_dataset(directory)
+    stats = stats_of(dataset, stored_rewards(dataset))
     json.dumps(stats.to_json(), allow_nan=False)
     return stats.samples.samples
 

@@ -29,6 +29,7 @@ def write_log(directory: Path, writer: str, seconds: float, ended: float | None 
     path = directory / LOGS_DIR / f"{began:%Y%m%dT%H%M%S}-{writer}.log"
     path.parent.mkdir(exist_ok=True)
     path.write_text("".join(f"{line}\n" for line in lines))
+    os.utime(path, (datetime.fromisoformat(lines[-1].split()[0]).timestamp(),) * 2)
 
 
 def begin(directory: Path) -> None:

@@ -10,7 +10,13 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from rollgen.errors import UsageError
-from rollgen.prompts.fingerprint import directory_fingerprint, tokenizer_sha256, weight_files
+from rollgen.prompts.fingerprint import (
+    directory_fingerprint,
+    saved_tokenizer_sha256,
+    stored_tokenizer,
+    tokenizer_sha256,
+    weight_files,
+)
 
 
 @pytest.fixture
@@ -109,3 +115,17 @@ def test_tokenizer_hash_is_of_its_content(tiny_model, model):
     changed = make_tiny_tokenizer()
     changed.pad_token = "<s>"
     assert len({before, tokenizer_sha256(tokenizer), tokenizer_sha256(changed)}) == 3
+
+
+def test_the_tokenizer_of_a_dataset(tmp_path, tiny_model):
+    """With its settings, without them, and none; what is no tokenizer has no hash."""
+    place = tmp_path / "tokenizer"
+    assert stored_tokenizer(tmp_path) is None
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    tokenizer.save_pretrained(place)
+    content = (place / "tokenizer.json").read_bytes()
+    assert stored_tokenizer(tmp_path) == (content, tokenizer_sha256(tokenizer))
+    (place / "tokenizer_config.json").unlink()
+    assert stored_tokenizer(tmp_path) == (content, saved_tokenizer_sha256(content, b"{}"))
+    (place / "tokenizer.json").write_bytes(b"junk")
+    assert stored_tokenizer(tmp_path) == (b"junk", None)

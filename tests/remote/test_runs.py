@@ -70,10 +70,16 @@ def test_a_plain_copy_is_the_dataset(stored_runs: StoredRuns, undisturbed: dict[
     assert not list(stored_runs.cache().rglob("*.parquet"))
 
 
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("step", STEPS.values(), ids=STEPS.keys())
+@pytest.mark.parametrize(
+    ("step", "after"),
+    [*((step, True) for step in STEPS.values()), (STEPS["a shard"], False), (STEPS["its line"], False)],
+    ids=[*(f"after {name}" for name in STEPS), "before a shard", "before its line"],
+)
 def test_killed(stored_runs: StoredRuns, undisturbed: dict[Any, Any], tmp_path: Path, step: str, after: bool) -> None:
-    """SIGKILL before or after a step: the same machine goes on at once, with every sample there once."""
+    """SIGKILL around a step: the same machine goes on at once, with every sample there once.
+
+    In front of a step all is as it was after the one before, but for the shards that only this machine has.
+    """
     killed = stored_runs("--n", 2, *COMMITS, delay=0.1, storage={"kill_at": step, "after": after}, code=-9)
     assert "Traceback" not in killed.stderr
     stored_runs("--n", 2, "--resume")

@@ -6,6 +6,7 @@ import errno
 import math
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -172,6 +173,8 @@ def test_fetches_that_nobody_waits_for(filled: Workspace, monkeypatch: pytest.Mo
     line = next(iter(read_journal(filled.directory).committed.values()))
     shards = filled.fetched([replace(line, file=f"part-w1-{n:06d}.parquet") for n in range(40)], KEY_COLUMNS)
     next(shards)
+    while len(begun) < 16:
+        time.sleep(0.01)
     threading.Timer(0.2, go_on.set).start()
     shards.close()
     assert len(begun) == 16

@@ -32,7 +32,7 @@ from rollgen.format.manifest import read_manifest
 from rollgen.format.reader import open_dataset, verify_shard
 from rollgen.format.retries import read_retries
 from rollgen.format.rewards import rewards_in_force, stored_checksums
-from rollgen.inspect.stats import dataset_stats
+from rollgen.inspect.stats import stats_of
 from rollgen.loader.dataset import RolloutDataset
 
 CONFORMANCE = Path(__file__).parents[2] / "schema" / "conformance"
@@ -116,7 +116,7 @@ def test_shards_agree_with_the_journal(name: str) -> None:
 @pytest.mark.parametrize("name", [*FIRST, "extras", "rewards"])
 def test_what_is_owed(name: str) -> None:
     """Six planned samples, five stored; the stored one's failure line and the tombstone's count for nothing."""
-    stats = dataset_stats(GOLDEN / name)
+    stats = stats_of(open_dataset(GOLDEN / name))
     assert stats.plan is not None
     assert (stats.plan.owed, stats.plan.retries) == (len(expected(name)["owed"]), 0) == (1, 0)
     assert stats.failures.by_stage == {"engine": 1, "input": 1}
@@ -124,7 +124,7 @@ def test_what_is_owed(name: str) -> None:
 
 def test_what_is_owed_of_a_retry() -> None:
     """All six planned samples are stored; of the two that are made again one is, and the other one failed."""
-    stats = dataset_stats(GOLDEN / "generations")
+    stats = stats_of(open_dataset(GOLDEN / "generations"))
     assert stats.plan is not None
     assert (stats.plan.owed, stats.plan.retries, stats.plan.retries_owed) == (0, 2, 1)
     assert stats.failures.by_stage == {"engine": 1, "input": 1}

@@ -15,7 +15,8 @@ from models.row_readers import read_with_duckdb, read_with_polars, read_with_pya
 
 from rollgen.format.invariants import find_problem
 from rollgen.format.manifest import read_manifest
-from rollgen.inspect.stats import dataset_stats
+from rollgen.format.reader import open_dataset
+from rollgen.inspect.stats import stats_of
 from rollgen.loader.dataset import RolloutDataset
 from rollgen.verify.dataset import verify_dataset
 
@@ -64,7 +65,7 @@ def test_a_reader_of_1_2_still_finds_unique_keys(rows: list[dict[str, Any]]) -> 
 
 def test_figures_and_verification() -> None:
     """Five samples of one run and two of the other; everything fits."""
-    assert [(run.name, run.samples) for run in dataset_stats(GOLDEN).runs] == [("base", 5), ("step-100", 2)]
+    assert [(run.name, run.samples) for run in stats_of(open_dataset(GOLDEN)).runs] == [("base", 5), ("step-100", 2)]
     outcome = verify_dataset(GOLDEN)
     assert (outcome.findings, outcome.rows) == ((), 7)
 

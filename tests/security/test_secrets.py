@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 import shutil
 import socket
-import subprocess
-import sys
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ import pytest
 from models.fake_engine import FakeEngine
 from models.fake_server import FakeServer
 from models.outputs import plain
+from models.printed import Printed
 from models.runs import Runs
 
 from rollgen.cli.progress import ConsoleReporter
@@ -309,17 +308,16 @@ def test_a_key_in_place_of_its_variable_is_refused(place: Place, given: str, ser
     assert not place.runs.out.exists()
 
 
-def test_a_login_of_a_server_is_never_told(place: Place, tiny_model: Path) -> None:
+def test_a_login_of_a_server_is_never_told(rollgen: Callable[..., Printed], place: Place, tiny_model: Path) -> None:
     """A dry run as text and as JSON, a whole run, and one whose server is not there: neither login nor its base64."""
-    rollgen, login = Path(sys.executable).with_name("rollgen"), "me:hunter2hunter2"
+    login = "me:hunter2hunter2"
     secrets = (login.partition(":")[2], b64encode(login.encode()).decode())
 
     def told(url: str, *flags: str, code: int) -> str:
         options = ["--server", url, "--model", tiny_model, "--top-k", 8, "--max-tokens", 8, "--out", place.runs.out]
-        command = [rollgen, "generate", place.runs.prompts, *options, *flags]
-        done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False, timeout=120)
-        assert done.returncode == code, done.stderr
-        return done.stdout + done.stderr
+        printed = rollgen("generate", place.runs.prompts, *options, *flags)
+        assert printed.code == code, printed.err
+        return printed.out + printed.err
 
     with FakeServer(vocab_size=512, shift=None) as server:
         url = server.url.replace("http://", f"http://{login}@")

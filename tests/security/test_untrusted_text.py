@@ -17,17 +17,17 @@ import sys
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 from markdown_it import MarkdownIt
 from models.fake_engine import FakeEngine
+from models.printed import Printed
 from models.rewards import write_rewards
 from models.runs import Runs
 from models.tiny import make_tiny_tokenizer
 
-from rollgen.cli.app import main
 from rollgen.cli.progress import ConsoleReporter
 from rollgen.cli.summary import print_summary
 from rollgen.config import canonical_json, digest
@@ -84,28 +84,6 @@ JOINERS = "\u200c\u200d"
 FORBIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 TOKEN = 375
 """The first id that the tiny tokenizer leaves free."""
-
-
-class Printed(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-@pytest.fixture
-def rollgen(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Printed]:
-    """`rollgen("inspect", ..., terminal=True)`: the entry point in this process."""
-
-    def run(*arguments: object, terminal: bool = False) -> Printed:
-        monkeypatch.setattr(sys, "argv", ["rollgen", *map(str, arguments)])
-        monkeypatch.setenv("TTY_COMPATIBLE", str(int(terminal)))
-        monkeypatch.setenv("COLORTERM", "truecolor")
-        monkeypatch.setenv("TERM", "xterm-256color")
-        with pytest.raises(SystemExit) as exited:
-            main()
-        return Printed(int(exited.value.code or 0), *capfd.readouterr())
-
-    return run
 
 
 def check_inert(printed: str, *, terminal: bool = False, longest: int = LONGEST) -> None:
@@ -219,7 +197,7 @@ COMMANDS: dict[str, Callable[[Path, str], list[object]]] = {
     "verify --json": lambda out, prompt_id: ["verify", out, "--json"],
     "repair": lambda out, prompt_id: ["repair", out, "--dry-run"],
     "repair --json": lambda out, prompt_id: ["repair", out, "--dry-run", "--json"],
-    "score": lambda out, prompt_id: ["score", out, "--with", "exact_match", "--field", "x", "--name", "r"],
+    "score": lambda out, prompt_id: ["score", out, "--with", "json:dumps", "--name", "r"],
     "compact": lambda out, prompt_id: ["compact", out],
     "not a directory": lambda out, prompt_id: ["status", prompt_id[:60]],
     "not an option": lambda out, prompt_id: ["inspect", out, f"--{prompt_id[:1000]}"],
@@ -460,7 +438,7 @@ def test_in_a_process_of_its_own(make_hostile: Callable, tmp_path: Path) -> None
     c_locale = {"LC_ALL": "C", "LANG": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
     environment = {**os.environ, **c_locale, "FORCE_COLOR": "1", "TERM": "xterm"}
     command = [str(Path(sys.executable).with_name("rollgen")), "inspect", str(out)]
-    done = subprocess.run(command, env=environment, capture_output=True, timeout=60, check=True)
+    done = subprocess.run(command, env=environment, capture_output=True, timeout=180, check=True)
     assert done.stderr == b""
     check_inert(done.stdout.decode("ascii"), terminal=True)
     assert b"\\u202egpj.exe" in done.stdout

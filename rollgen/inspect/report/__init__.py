@@ -1,7 +1,8 @@
 """The report: a dataset as one HTML file, with figures and samples, for a browser and without a network.
 
 write_report   measures, reads some samples, and writes the page
-content        all that it says, as JSON, with the figures of `figures` and the samples of `samples`, chosen by `choice`
+content        all that it says, as JSON: the figures of `figures`, and the samples of `samples`, chosen by `choice` and
+               spelled by `texts`
 page           puts it, plotly.js, and the scripts and style sheets of `assets/` into one file that can do nothing else
 """
 
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from rollgen.directory import inside_dataset
 from rollgen.errors import DatasetError, UsageError
 from rollgen.format.files import new_file, open_regular
 from rollgen.format.layout import OWN_PLACES
@@ -19,6 +21,7 @@ from rollgen.format.reader import open_dataset
 from rollgen.inspect.curves import curves_of
 from rollgen.inspect.report.content import report_content
 from rollgen.inspect.report.page import BEGINNING, read_plotly, render_page
+from rollgen.inspect.rewards import stored_rewards
 from rollgen.inspect.stats import stats_of
 
 _SUFFIXES: Final = (".html", ".htm")
@@ -45,8 +48,9 @@ def write_report(directory: Path, target: Path) -> Report:
     check_target(directory, target)
     plotly_js = read_plotly()
     dataset = open_dataset(directory)
-    stats = stats_of(dataset)
-    content = report_content(dataset, stats, curves_of(dataset, stats))
+    rewards = stored_rewards(dataset)
+    stats = stats_of(dataset, rewards)
+    content = report_content(dataset, stats, curves_of(dataset, stats), rewards)
     page = render_page(content, plotly_js).encode()
     temporary = target.with_name(f".tmp-{target.name}-{os.getpid()}")
     try:
@@ -54,8 +58,9 @@ def write_report(directory: Path, target: Path) -> Report:
             file.write(page)
         os.replace(temporary, target)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise UsageError(f"--html {target}: cannot be written: {error.strerror or error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
     samples = content["samples"]
     return Report(str(target), len(page), len(samples["items"]), samples["of"])
 
@@ -68,13 +73,16 @@ def check_target(directory: Path, target: Path) -> None:
     if not target.parent.is_dir():
         wrong = "is not a directory" if os.path.lexists(target.parent) else "is not there; make it first"
         raise UsageError(f"--html {target}: {target.parent} {wrong}")
-    home, place = directory.resolve(), target.parent.resolve()
-    if place != home and place.is_relative_to(home) and place.relative_to(home).parts[0] in OWN_PLACES:
-        raise UsageError(f"--html {target}: {target.parent} is a place of the dataset's own; name one beside it")
     if target.is_dir():
         raise UsageError(f"--html {target}: is a directory; name a file in it")
     if os.path.lexists(target) and not _is_report(target):
         raise UsageError(f"--html {target}: is there, and no report of rollgen; name another file, or take it away")
+    place = target.parent.resolve() / target.name
+    home = inside_dataset(place)
+    if home is not None and home != directory.resolve():
+        raise UsageError(f"--html {target}: {home} is another dataset; name a file beside it")
+    if home is not None and place.relative_to(home).parts[0] in OWN_PLACES:
+        raise UsageError(f"--html {target}: {target.parent} is a place of the dataset's own; name one beside it")
 
 
 def _is_report(target: Path) -> bool:

@@ -37,13 +37,13 @@ class Choice(NamedTuple):
     """Some of the samples of a dataset."""
 
     rows: list[Row]
-    """The ones to show first first: any number of them, counted from the start, is a fair choice."""
+    """In order of preference: any prefix is a fair choice."""
     of: int
     """Samples there are; superseded rows are none."""
 
 
 def choose(dataset: StoredDataset, *, most: int, tokens: int, longest: int) -> Choice:
-    """At most `most` samples of at most about `tokens` generated tokens; one counts as `longest` at most.
+    """At most `most` samples of at most about `tokens` generated tokens; of a longer one `longest` tokens count.
 
     Raises DatasetError for damage.
     """

@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from rich import filesize
 
 from rollgen.inert import brief
 from rollgen.inspect.decoding import load_decoder
+from rollgen.inspect.provenance import owed_when_merged, provenance, setting
 from rollgen.inspect.report.figures import figures
 from rollgen.inspect.report.samples import IDS, samples_json
-from rollgen.inspect.terminal import counted, notes, number, share, significant
+from rollgen.inspect.terminal import counted, failed, notes, number, planless, share, significant
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from rollgen.format.manifest import Manifest
     from rollgen.format.reader import StoredDataset
+    from rollgen.format.rewards import Rewards
     from rollgen.inspect.curves import Curves
-    from rollgen.inspect.stats import DatasetStats
+    from rollgen.inspect.stats import DatasetStats, PlanStats
 
 Fact = tuple[str, str]
 """A label and its value."""
-_SETTING: Final = 400
-"""Characters of one value of the configuration."""
 
 
-def report_content(dataset: StoredDataset, stats: DatasetStats, curves: Curves) -> dict[str, Any]:
-    """JSON-able. `stats` and `curves` are those of `dataset`. Raises DatasetError for damage."""
+def report_content(
+    dataset: StoredDataset, stats: DatasetStats, curves: Curves, rewards: Mapping[str, Rewards]
+) -> dict[str, Any]:
+    """JSON-able. `stats` and `curves` are those of `dataset` with these rewards. Raises DatasetError for damage."""
     return {
         "name": stats.name,
         "vocab_size": stats.manifest.vocab_size,
@@ -36,7 +37,7 @@ def report_content(dataset: StoredDataset, stats: DatasetStats, curves: Curves) 
         "headline": [{"label": label, "value": value, "more": more} for label, value, more in _headline(stats)],
         "notes": list(notes(stats)),
         "figures": [figure.to_json() for figure in figures(stats, curves)],
-        "samples": samples_json(dataset, load_decoder(dataset.directory)),
+        "samples": samples_json(dataset, load_decoder(dataset.directory), rewards),
         "configuration": [{"title": title, "rows": list(rows)} for title, rows in _configuration(stats)],
     }
 
@@ -49,11 +50,8 @@ def _headline(stats: DatasetStats) -> Iterator[tuple[str, str, str]]:
         yield "Runs", f"{len(runs):,}", brief(", ".join(runs))
     else:
         yield "Sampling", *_sampling(stats)
-    if plan is None:
-        yield "Samples", f"{samples.samples:,}", "no plan: nothing is owed"
-    else:
-        owed = f"{plan.owed + plan.retries_owed:,} owed" if plan.owed + plan.retries_owed else "none owed"
-        yield "Samples", f"{samples.samples:,}", f"of {plan.samples:,} planned, {owed}"
+    told = planless(owed_when_merged(*stats.manifest.runs)) if plan is None else _planned(plan)
+    yield "Samples", f"{samples.samples:,}", told
     each = f"{samples.samples / max(1, samples.prompts):.3g}"
     yield "Prompts", f"{samples.prompts:,}", f"{each} sample{'' if each == '1' else 's'} each"
     if samples.response_length is not None:
@@ -74,15 +72,24 @@ def _headline(stats: DatasetStats) -> Iterator[tuple[str, str, str]]:
             missing = f"{rewards.not_scored:,} not scored" if rewards.not_scored else "all scored"
             yield f"Reward {rewards.name}", significant(known.mean, 4), f"on average, {missing}"
     if stats.failures.samples:
-        yield "Failed", f"{stats.failures.samples:,}", "samples that are not stored"
+        yield "Failed", f"{stats.failures.samples:,}", failed(stats.failures)
     yield "Disk", filesize.decimal(stats.files.bytes), counted(stats.files.shards, "shard")
 
 
-def _sampling(stats: DatasetStats) -> Fact:
+def _planned(plan: PlanStats) -> str:
+    """What is owed of a plan and, if there are any, of its retries, whose earlier rows are stored."""
+    owed = f"of {plan.samples:,} planned, {f'{plan.owed:,}' if plan.owed else 'none'} owed"
+    return f"{owed}; {plan.retries_owed:,} owed again, as retries" if plan.retries_owed else owed
+
+
+def _sampling(stats: DatasetStats) -> tuple[str, str]:
+    """The temperature, and what else belongs to it."""
     settings = stats.settings
-    told = [f"{name} {_value(settings[name])}" for name in ("top_k", "top_p", "min_p", "n") if settings.get(name)]
+    told = ", ".join(
+        f"{name} {brief(setting(settings[name]))}" for name in ("top_k", "top_p", "min_p", "n") if settings.get(name)
+    )
     temperature = settings.get("temperature")
-    return ("by row", ", ".join(told)) if temperature is None else (f"T {_value(temperature)}", ", ".join(told))
+    return "by row" if temperature is None else f"T {brief(setting(temperature))}", told
 
 
 def _short(count: int) -> str:
@@ -103,7 +110,7 @@ def _configuration(stats: DatasetStats) -> Iterator[tuple[str, list[Fact]]]:
 
 
 def _sections(manifest: Manifest, of: str) -> Iterator[tuple[str, list[Fact]]]:
-    yield f"{of}Model and supports", list(_provenance(manifest))
+    yield f"{of}Model and supports", [(label, brief(text)) for label, text in provenance(manifest).items()]
     yield f"{of}What decides the data", _settings(manifest.identity)
     for attempt in manifest.attempts[-1:]:
         started = {"started_at": attempt.started_at, "n": attempt.n, "limit": attempt.limit}
@@ -112,26 +119,5 @@ def _sections(manifest: Manifest, of: str) -> Iterator[tuple[str, list[Fact]]]:
             yield f"{of}How it ran", _settings(attempt.operational)
 
 
-def _provenance(manifest: Manifest) -> Iterator[Fact]:
-    model = manifest.model
-    yield "model", brief(model.name + (f" @ {model.revision}" if model.revision else ""))
-    yield "context", f"{model.context_length:,} tokens"
-    yield "vocabulary", f"{manifest.vocab_size:,} (model), {manifest.tokenizer_vocab_size:,} (tokenizer)"
-    for attempt in manifest.attempts[-1:]:
-        engine = attempt.engine
-        yield "engine", brief(f"{engine.name} {engine.version} on {engine.device}")
-        yield "order of truncation", brief(engine.processors)
-        yield "prompts", brief(", ".join(source.name for source in attempt.prompts))
-    yield "supports read by", manifest.capture
-    yield "support logprobs", "stored" if manifest.support_logprobs else "not stored"
-    yield "format", f"rollgen {brief(manifest.format_version)}"
-    yield "config digest", manifest.config_digest
-
-
 def _settings(values: Mapping[str, object]) -> list[Fact]:
-    return sorted((brief(name), _value(value)) for name, value in values.items())
-
-
-def _value(value: object) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return brief(text, _SETTING)
+    return sorted((brief(name), brief(setting(value))) for name, value in values.items())

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rich import filesize
 
 from rollgen.inert import brief
-from rollgen.inspect.terminal import number, share, significant
+from rollgen.inspect.terminal import counted, failed, number, share, significant
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -243,19 +243,22 @@ def _logprobs(curves: Curves) -> Iterator[Figure]:
         return
     singletons = sum(bar.singletons for bar in bars)
     percents = _percents([bar.tokens - bar.singletons for bar in bars], tokens)
+    width = -(bars[-1].low or 0.0)
+    told = [f"up to {bar.high}" if bar.low is None else f"{bar.low} to {bar.high}" for bar in bars]
     trace = {
         "type": "bar",
-        "x": [(bar.low + bar.high) / 2 for bar in bars],
+        "x": [bar.high - width / 2 for bar in bars],
         "y": percents,
-        "width": [bar.high - bar.low for bar in bars],
-        "customdata": [[bar.low, bar.high] for bar in bars],
+        "width": width,
+        "customdata": told,
         "marker": {"color": "@purple", "line": {"color": "@background", "width": 1}},
-        "hovertemplate": "%{customdata[0]} to %{customdata[1]} nats: %{y:.3~g} % of tokens<extra></extra>",
+        "hovertemplate": "%{customdata} nats: %{y:.3~g} % of tokens<extra></extra>",
     }
+    beyond = f" The first bar holds all of the tokens below {number(bars[0].high)}." if bars[0].low is None else ""
     sentence = (
         "How likely the tokens were that were sampled: at 0 certain, at -1 one in 3, at -3 one in 20, at -5 one in "
         f"150. Not in it are the {share(singletons, tokens)} with a support of one id, whose logprob is 0. Mind the "
-        "logarithmic scale: a long foot on the left is what ratios blow up on."
+        f"logarithmic scale: a long foot on the left is what ratios blow up on.{beyond}"
     )
     yield Figure(
         "logprobs",
@@ -264,7 +267,7 @@ def _logprobs(curves: Curves) -> Iterator[Figure]:
         [trace],
         _axes("logprob, nats", "tokens, %", yaxis={"type": "log", "rangemode": "normal", "dtick": "D2"}, bargap=0),
         ("above", "to", "tokens", "of one id"),
-        [(bar.low, bar.high, bar.tokens, bar.singletons) for bar in bars],
+        [("" if bar.low is None else bar.low, bar.high, bar.tokens, bar.singletons) for bar in bars],
     )
 
 
@@ -353,7 +356,7 @@ def _bytes(stats: DatasetStats) -> Iterator[Figure]:
     bars = [*per_token[:_COLUMNS], *([("others", sum(size for _, size in rest))] if rest else [])]
     total, (largest, size) = sum(size for _, size in per_token), per_token[0]
     sentence = (
-        f"{total:.1f} bytes a generated token, {filesize.decimal(stats.files.bytes)} in all; the largest column, "
+        f"{total:.1f} bytes a generated token, {filesize.decimal(stats.files.bytes)} in all; the largest part, "
         f"{largest}, takes {size / total:.1%} of it."
     )
     names, sizes = [name for name, _ in bars], [round(size, 4) for _, size in bars]
@@ -374,8 +377,8 @@ def _failures(failures: FailureStats) -> Iterator[Figure]:
         counts.append(others)
         rows.append(("", "other errors", others))
     sentence = (
-        f"{failures.samples:,} samples could not be made and are not stored. Engine errors are tried again by "
-        "--resume; rows of the input that were skipped are not."
+        f"{counted(failures.samples, 'sample')}: {failed(failures)}. Engine errors are tried again by --resume; rows "
+        "of the input that were skipped are not."
     )
     data, layout = _horizontal(names, counts, "samples", "@orange")
     head = ("stage", "error", "samples")

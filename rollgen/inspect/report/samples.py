@@ -13,7 +13,6 @@ import math
 import shlex
 from collections import defaultdict
 from dataclasses import dataclass
-from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -21,19 +20,22 @@ import numpy.typing as npt
 
 from rollgen.format.keys import Keys
 from rollgen.format.ragged import Ragged
-from rollgen.format.rewards import REWARD, reward_names, rewards_in_force, token_checksums
+from rollgen.format.rewards import token_checksums
 from rollgen.inert import plain, shorten
 from rollgen.inspect.chat import text_of
 from rollgen.inspect.report.choice import choose
+from rollgen.inspect.report.texts import TOKEN, Names, cell_texts, parts_of_names, spelled
 from rollgen.inspect.sample import read_completions
 from rollgen.inspect.terminal import number
 from rollgen.prompts.messages import stored_messages
+from rollgen.rollouts import REWARD
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from rollgen.format.reader import StoredDataset
+    from rollgen.format.rewards import Rewards
     from rollgen.inspect.decoding import Decoder
     from rollgen.inspect.report.choice import Row
     from rollgen.rollouts import Completion
@@ -51,8 +53,8 @@ TURNS: Final = 32
 """Turns of a chat that are shown, the last ones."""
 TEXT: Final = 4000
 """Characters of a turn, or of metadata, that are shown."""
-_TOKEN: Final = 512
-"""Characters of one token that are shown."""
+_LEAST: Final = 1e6
+"""Millinats of a token that has no probability to speak of: of a thousand nats float64 has none either."""
 _INTEGER_BYTES: Final = 5
 """Of a number in a list, about, with its comma."""
 
@@ -97,19 +99,7 @@ class Shown:
         return numbers * _INTEGER_BYTES + len(json.dumps([self.told, self.texts]))
 
 
-class Names(dict[int, str]):
-    """What each id stands for by itself, decoded when first asked for."""
-
-    def __init__(self, decoder: Decoder) -> None:
-        super().__init__()
-        self._decoder = decoder
-
-    def __missing__(self, token_id: int) -> str:
-        self[token_id] = shorten(self._decoder.name(token_id), _TOKEN)
-        return self[token_id]
-
-
-def samples_json(dataset: StoredDataset, decoder: Decoder) -> dict[str, Any]:
+def samples_json(dataset: StoredDataset, decoder: Decoder, stored: Mapping[str, Rewards]) -> dict[str, Any]:
     """JSON-able: `of` samples these `items`, in the order of the dataset, the names of their `rewards`, the `ids` that
     occur with their `names`, and the `parts` of names of which some is spelled out.
 
@@ -118,7 +108,7 @@ def samples_json(dataset: StoredDataset, decoder: Decoder) -> dict[str, Any]:
     choice = choose(dataset, most=SAMPLES, tokens=TOKENS, longest=HEAD + TAIL)
     names = Names(decoder)
     shown = sorted(_within_budget(_shown(choice.rows, decoder, names)), key=_place)
-    rewards = _rewards(dataset, shown)
+    rewards = _rewards(stored, shown)
     vocabulary = Vocabulary(shown)
     ids = vocabulary.ids.tolist()
     return {
@@ -126,7 +116,7 @@ def samples_json(dataset: StoredDataset, decoder: Decoder) -> dict[str, Any]:
         "decoded": decoder.has_tokenizer,
         "ids": ids,
         "names": [names[token_id] for token_id in ids],
-        "parts": dict(_parts_of_names(ids, decoder, names)),
+        "parts": dict(parts_of_names(ids, decoder, names)),
         "rewards": list(rewards),
         "items": [
             _item(sample, vocabulary)
@@ -141,15 +131,14 @@ def _place(sample: Shown) -> tuple[str, int, int]:
     return sample.row.shard.name, sample.row.row_group, sample.row.row
 
 
-def _rewards(dataset: StoredDataset, shown: Sequence[Shown]) -> dict[str, list[float | None]]:
+def _rewards(stored: Mapping[str, Rewards], shown: Sequence[Shown]) -> dict[str, list[float | None]]:
     """Of each of these samples every reward and further value, by name; None where it has none."""
     prompts, samples, generations = (np.array([sample.key[place] for sample in shown], np.int64) for place in range(3))
     keys = Keys(prompts, samples.astype(np.int32), generations.astype(np.int32))
     checksums = np.array([sample.checksum for sample in shown], np.int64)
     rewards = {}
-    for name in reward_names(dataset.directory):
-        found = rewards_in_force(dataset.directory, name, dataset.manifest.config_digest, None).of(keys, checksums)
-        for column, values in found.items():
+    for name, those in stored.items():
+        for column, values in those.of(keys, checksums).items():
             known = [None if math.isnan(value) else value for value in values.tolist()]
             rewards[name if column == REWARD else f"{name}.{column}"] = known
     return rewards
@@ -215,7 +204,7 @@ def _facts(completion: Completion) -> Iterator[tuple[str, str]]:
     yield "Sampling", ", ".join(f"{name} {number(getattr(sampling, name))}" for name in names)
     yield "Seed", str(completion.seed)  # 63 bits, which a number of JavaScript does not hold
     if completion.stop_reason is not None:
-        yield "Stopped by", shorten(completion.stop_reason, _TOKEN)
+        yield "Stopped by", shorten(completion.stop_reason, TOKEN)
     if not completion.replayable:
         yield "Replay", "not possible: penalties or biases changed relative logits"
 
@@ -232,7 +221,7 @@ def turns(completion: Completion, decoder: Decoder) -> Iterator[tuple[str, str]]
     if (hidden := len(chat) - TURNS) > 0:
         yield "", f"… {hidden:,} turns before these …"
     for turn in chat[-TURNS:]:
-        yield shorten(turn["role"], _TOKEN), middle_cut(text_of(turn))
+        yield shorten(turn["role"], TOKEN), middle_cut(text_of(turn))
 
 
 def _chat(completion: Completion, prompt: str, decoder: Decoder) -> list[dict[str, Any]] | None:
@@ -252,37 +241,13 @@ def middle_cut(text: str) -> str:
 
 
 def _texts(completion: Completion, decoder: Decoder, names: Names, *, is_long: bool) -> Iterator[tuple[int, str]]:
-    """Places (among the shown tokens) and texts of those that are not what `names` says."""
+    """`cell_texts` of the shown tokens, by their place among them."""
     ids, prompt = completion.token_ids.tolist(), completion.prompt_token_ids.tolist()
     parts = [(0, ids, prompt)]
     if is_long:
         parts = [(0, ids[:HEAD], prompt), (HEAD, ids[-TAIL:], ids[-TAIL - 1 : -TAIL])]
     for first, part, before in parts:
-        for cell in decoder.cells(part, before):
-            if cell.stop - cell.start > 1 or cell.text != names[part[cell.start]]:
-                yield first + cell.start, shorten(cell.text, _TOKEN)
-                yield from ((first + place, "") for place in range(cell.start + 1, cell.stop))
-
-
-def _parts_of_names(ids: Sequence[int], decoder: Decoder, names: Names) -> Iterator[tuple[int, list[str]]]:
-    """`_spelled` of the names of these ids, by place; all of a name that is no text is spelled out."""
-    for place, token_id in enumerate(ids) if decoder.has_tokenizer else ():
-        if decoder.is_text(token_id):
-            yield from _spelled([(place, names[token_id])])
-        else:
-            yield place, ["", names[token_id]]
-
-
-def _spelled(texts: Iterable[tuple[int, str]]) -> Iterator[tuple[int, list[str]]]:
-    """Of the texts that the page has to spell some of, the parts: as they are and spelled out, in turn."""
-    for place, text in texts:
-        runs = [(spelled, "".join(run)) for spelled, run in groupby(text, _is_spelled)]
-        if any(spelled for spelled, _ in runs):
-            yield place, [*([""] if runs[0][0] else []), *(run for _, run in runs)]
-
-
-def _is_spelled(character: str) -> bool:
-    return character != "\n" and len(plain(character)) > 1
+        yield from ((first + place, text) for place, text in cell_texts(part, before, decoder, names))
 
 
 def _command(directory: Path, told: Mapping[str, Any]) -> str | None:
@@ -310,7 +275,8 @@ def _supports(completion: Completion, places: Ints) -> Supports:
 
 
 def _millinats(logprobs: npt.NDArray[np.float32]) -> Ints:
-    return np.rint(logprobs.astype(np.float64) * -1000).astype(np.int64)
+    nats: Ints = np.rint(np.minimum(logprobs.astype(np.float64) * -1000, _LEAST)).astype(np.int64)
+    return nats
 
 
 class Vocabulary:
@@ -337,7 +303,7 @@ def _item(sample: Shown, vocabulary: Vocabulary) -> dict[str, Any]:
         "tokens": vocabulary.places(sample.token_ids),
         "nats": sample.nats.tolist(),
         "texts": sample.texts,
-        "parts": dict(_spelled(sample.texts.items())),
+        "parts": dict(spelled(sample.texts.items())),
         "sizes": supports.sizes.tolist(),
         "supports": vocabulary.places(supports.ids),
         "support_nats": None if supports.nats is None else supports.nats.tolist(),

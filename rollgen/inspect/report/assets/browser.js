@@ -100,6 +100,11 @@ function move(steps) {
   if (shown.length) select(shown[Math.max(0, Math.min(shown.length - 1, place))]);
 }
 
+function leaveResponse() {
+  closePanel();
+  list.focus();
+}
+
 function leaveFilter(event) {
   if (event.key === "Escape") {
     filter.value = "";
@@ -113,9 +118,11 @@ function leaveFilter(event) {
   event.stopPropagation();
 }
 
-/** `/` and j, k anywhere but in the filter, which keeps its keys (`leaveFilter`); the arrows, Home and End in the list and (up, down) in a response. */
+/** `/` anywhere but in the filter, which keeps its keys (`leaveFilter`); j, k too, but for a menu, where letters lead to
+ *  options; the arrows, Home and End in the list and (up, down) in a response. From sample to sample leads to the list. */
 function press(event) {
   if (event.ctrlKey || event.metaKey || event.altKey || !samples.items.length) return;
+  if (event.target.tagName === "SELECT" && event.key !== "/") return;
   const inList = event.target === list;
   const inResponse = Boolean(event.target.closest?.("#response"));
   const steps = { j: 1, k: -1, ...(inList || inResponse ? { ArrowDown: 1, ArrowUp: -1 } : {}) }[event.key];
@@ -123,8 +130,8 @@ function press(event) {
   if (event.key === "/") filter.focus();
   else if (steps !== undefined || ends !== undefined) {
     move(steps ?? ends);
-    if (inResponse) list.focus();
-  } else if (event.key === "Escape" && inResponse) list.focus();
+    list.focus();
+  } else if (event.key === "Escape" && (inResponse || panel.contains(event.target))) leaveResponse();
   else if (inList && (event.key === "ArrowRight" || event.key === "Enter") && current) focusToken(focused);
   else return;
   event.preventDefault();

@@ -19,8 +19,8 @@ function browser() {
     : `${count(samples.items.length)} of ${plural(samples.of, "sample")}, chosen at random and, as far as there are ` +
       "enough, from each finish reason alike.";
   const keys =
-    "Keys: j and k, in the list the arrows too, go from sample to sample; right goes from the list into the " +
-    "response, there left and right from token to token, Escape back; / goes to the filter.";
+    "Keys: j and k go to the list and from sample to sample, as the arrows do there; right goes from the list into " +
+    "the response, there left and right from token to token, Escape back; / goes to the filter.";
   const labelled = (text, field) => make("label", {}, `${text} `, field);
   const controls = make(
     "div",

@@ -7,6 +7,9 @@ let current = null;
 let focused = 0;
 const detail = make("div", { class: "detail" });
 const panel = make("aside", { class: "panel", "aria-label": "Support of a token" });
+/** Only a narrow window closes it: there it lies over the sample. */
+const closePanel = () => panel.classList.remove("open");
+const closeButton = make("button", { type: "button", class: "close", on: { click: closePanel } }, "Close");
 
 const reference = (item) => `${item.run === null ? "" : `${item.run}/`}${item.id}:${item.sample}`;
 
@@ -79,6 +82,7 @@ function showSample(item) {
       : make("details", {}, make("summary", {}, "Metadata"), make("pre", {}, item.metadata)),
   );
   showToken(0);
+  closePanel();
 }
 
 function legend() {
@@ -148,6 +152,7 @@ function hold(place) {
   now.setAttribute("aria-label", describe(place));
   focused = place;
   showToken(place);
+  panel.classList.add("open");
 }
 
 const focusToken = (place) => nodeOf(place).focus();
@@ -183,6 +188,7 @@ function showToken(place) {
   const size = item.sizes[place];
   const whole = wholeOf(place);
   panel.replaceChildren(
+    closeButton,
     make("h4", {}, `Token ${count(number)} of 0-${count(item.length - 1)}`),
     make("p", { class: "chosen" }, visible(nameOf(item.tokens[place]))),
     make(

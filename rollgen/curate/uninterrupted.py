@@ -1,0 +1,35 @@
+"""Signals that end a process, held back while what is on disk is neither what was there nor what will be."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+_SIGNALS: Final[tuple[int, ...]] = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """SIGINT, SIGTERM and SIGHUP that arrive meanwhile take effect afterwards: for what takes but an instant.
+
+    Those that are ignored stay so. Python has handlers in the main thread only: in others this does nothing, and
+    nothing but the default action of a signal can end them.
+    """
+    arrived: list[int] = []
+    before: dict[int, Any] = {}
+    try:
+        if threading.current_thread() is threading.main_thread():
+            for number in _SIGNALS:
+                handler = signal.getsignal(number)
+                if handler not in (signal.SIG_IGN, None):  # None: not installed from Python, which cannot put it back
+                    before[number] = handler
+                    signal.signal(number, lambda number, frame: arrived.append(number))
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for number in dict.fromkeys(arrived):
+            signal.raise_signal(number)
