@@ -50,11 +50,13 @@ demo: venv model
 
 # One thread an engine: on few cores threads that spin for each other take several times as long. Tests wait for something
 # half of their time, so there are more processes than cores: two for tests with vLLM, which are in two chains
-# (tests/models/schedule.py), and some for all others. What vLLM compiles for this CPU is compiled once.
+# (tests/models/schedule.py), and some for all others. What vLLM compiles for this CPU is compiled once;
+# headers would be for each temporary directory.
 test: export OMP_NUM_THREADS := 1
 test: export VLLM_CPU_OMP_THREADS_BIND := nobind
 test: export TORCHINDUCTOR_CACHE_DIR := $(CURDIR)/.cache/torchinductor
-test: PROCESSES := $(shell cores=$$(nproc); echo $$((cores < 6 ? cores + 2 : 8)))
+test: export TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS := 0
+test: PROCESSES := $(shell cores=$$(env -u OMP_NUM_THREADS nproc); echo $$((cores < 6 ? cores + 2 : 8)))
 test: venv model
 	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Sequence
 
 import numpy as np
@@ -51,7 +50,7 @@ def _names_a_place(filter: pc.Expression) -> bool:
     if "FieldPath(" not in str(filter):
         return False
     try:
-        pickle.dumps(filter)
+        filter.__reduce__()
     except pa.ArrowNotImplementedError:
         return True
     return False

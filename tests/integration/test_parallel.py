@@ -20,8 +20,7 @@ from rollgen.verify.dataset import verify_dataset
 pytestmark = pytest.mark.vllm
 
 REPOSITORY = Path(__file__).parents[2]
-TASKS = 2
-"""Of a job array; `tests/faults/test_shards.py` has four."""
+TASKS = 4
 SETTINGS = (
     *("--dtype", "float32", "--top-k", 20, "--max-tokens", 24, "--max-model-len", 128),
     *("--max-num-seqs", 8, "--commit-interval", 0.5),
