@@ -30,6 +30,7 @@ from rollgen.curate.scorers import Scorer, find_scorer
 from rollgen.curate.unscored import Unscored, check_field
 from rollgen.curate.workers import Judged, Workers, check_program
 from rollgen.errors import ResumeRefused, UsageError
+from rollgen.format.manifest import read_manifest
 from rollgen.format.reader import open_dataset
 from rollgen.format.reward_writer import RewardWriter
 from rollgen.format.rewards import (
@@ -129,16 +130,14 @@ def score(
     if not is_name(name):
         raise UsageError(f"{name}: no name for rewards; use --name with letters, digits and underscores, at most 100")
     place = local_path(directory)
-    before = open_dataset(place)
+    digest = open_dataset(place).manifest.config_digest
     if found.field is not None:
-        check_field(before, found.field)
-    digest = before.manifest.config_digest
+        check_field(place, found.field)
     with RewardWriter(place, name, digest) as writer:
-        dataset = open_dataset(place)  # again: from now on no `--clean` can replace it
-        if dataset.manifest.config_digest != digest:
+        if read_manifest(place).config_digest != digest:  # again: from now on no `--clean` can replace it
             raise ResumeRefused(f"{place}: another dataset has just taken its place; start again")
         scoring = _choose(writer, _record_of(found), f"{place}: rewards {name!r}", rescore=rescore)
-        unscored = Unscored(dataset, read_rewards(scoring.parts))
+        unscored = Unscored(place, read_rewards(scoring.parts))
         workers = Workers(found, processes or len(os.sched_getaffinity(0)), timeout)
         with workers, _Store(writer, scoring) as store:
             for judged in workers.score(unscored.batches(batch_size)):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, Final
+from contextlib import ExitStack, contextmanager
+from typing import Final
 
 _SIGNALS: Final[tuple[int, ...]] = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
@@ -19,17 +19,21 @@ def uninterrupted() -> Iterator[None]:
     nothing but the default action of a signal can end them.
     """
     arrived: list[int] = []
-    before: dict[int, Any] = {}
-    try:
+    with ExitStack() as after:
+        after.callback(_raise, arrived)
         if threading.current_thread() is threading.main_thread():
             for number in _SIGNALS:
                 handler = signal.getsignal(number)
                 if handler not in (signal.SIG_IGN, None):  # None: not installed from Python, which cannot put it back
-                    before[number] = handler
+                    after.callback(signal.signal, number, handler)
                     signal.signal(number, lambda number, frame: arrived.append(number))
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        for number in dict.fromkeys(arrived):
-            signal.raise_signal(number)
+
+
+def _raise(numbers: list[int]) -> None:
+    """Each once, whatever the handler of another one raises."""
+    if numbers:
+        try:
+            signal.raise_signal(numbers[0])
+        finally:
+            _raise([number for number in numbers if number != numbers[0]])

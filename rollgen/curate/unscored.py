@@ -2,7 +2,8 @@
 
 Of rows that have one, only the ids of their tokens are read, because a reward belongs to these: a sample that was made
 again has none. A dataset whose shards are replaced meanwhile (a compaction) is opened again; no row is read twice, and
-what a run has added is read too. Memory is that of one row group, and some 40 bytes for each row of the dataset.
+what a run has added is read too. (One that was made again in between, with other tokens, counts as read: the next
+scoring finds it.) Memory is that of one row group, and some 40 bytes for each row of the dataset.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,14 +23,16 @@ import pyarrow as pa
 from rollgen.curate.answers import StoredAnswer
 from rollgen.errors import MissingFile, UsageError
 from rollgen.format.journal import is_unfinished
-from rollgen.format.keys import read_rows
+from rollgen.format.keys import ShardRows, read_rows
 from rollgen.format.ragged import ragged
-from rollgen.format.reader import ShardReader, StoredDataset, open_dataset, read_row_group
+from rollgen.format.reader import ShardReader, StoredDataset, StoredShard, open_dataset, read_row_group
 from rollgen.format.rewards import Rewards, token_checksums
 from rollgen.rollouts import REWARD
 
 if TYPE_CHECKING:
     from rollgen.rollouts import Int64Array
+
+T = TypeVar("T")
 
 _COLUMNS: Final = (
     *("prompt_id", "prompt_index", "sample_index", "generation", "finish_reason", "stop_reason", "max_tokens"),
@@ -54,10 +57,10 @@ class Tally:
 class Unscored:
     """The current samples of a dataset that are not among `earlier` rewards."""
 
-    def __init__(self, dataset: StoredDataset, earlier: Rewards) -> None:
+    def __init__(self, directory: Path, earlier: Rewards) -> None:
         """Reads the keys of all rows. Raises DatasetError for damage."""
-        self._directory = dataset.directory
-        self._rows = read_rows(dataset.shards)
+        self._directory = directory
+        self._rows = _read_all(directory)
         self._current = self._rows.current()
         self._is_read = np.zeros(len(self._current), np.bool_)
         place = earlier.rows_of(self._rows.keys)
@@ -95,10 +98,9 @@ class Unscored:
 
         Raises DatasetError for damage.
         """
-        dataset = _opened_again(self._directory)
-        if [stored.name for stored in dataset.shards] == [stored.name for stored in self._rows.shards]:
+        rows = _read_all(self._directory)
+        if _names(rows.shards) == _names(self._rows.shards):
             return False
-        rows = read_rows(dataset.shards)
         before = self._rows.keys.last_rows_of(rows.keys)
         self._rows, self._current = rows, rows.current()
         self._is_read = _at(before, self._is_read, False)
@@ -139,11 +141,15 @@ def _at(place: Int64Array, values: npt.NDArray[Any], missing: float) -> npt.NDAr
     return found
 
 
-def check_field(dataset: StoredDataset, field: str) -> None:
-    """Raise UsageError when the metadata of no row has this field, naming those that there are.
+def check_field(directory: Path, field: str) -> None:
+    """Raise UsageError when the metadata of no row of a dataset has this field, naming those that there are.
 
     Reads the metadata of row group after row group, until one has it. Raises DatasetError for damage.
     """
+    while_replaced(directory, lambda dataset: _check_field(dataset, field))
+
+
+def _check_field(dataset: StoredDataset, field: str) -> None:
     fields: dict[str, None] = {}
     rows = 0
     for stored in dataset.shards:
@@ -168,12 +174,31 @@ def _names_in(metadata: str | None) -> list[str]:
     return list(said) if isinstance(said, dict) else []
 
 
-def _opened_again(directory: Path) -> StoredDataset:
-    """Once its shards are replaced, where that is going on. Raises DatasetError where it was interrupted."""
-    patience = time.monotonic() + _REPLACING_SECONDS
-    while is_unfinished(directory) and time.monotonic() < patience:
-        time.sleep(0.05)
-    return open_dataset(directory)
+def _read_all(directory: Path) -> ShardRows:
+    return while_replaced(directory, lambda dataset: read_rows(dataset.shards))
+
+
+def while_replaced(directory: Path, use: Callable[[StoredDataset], T]) -> T:
+    """What `use` makes of a dataset, which is opened again as often as its shards are replaced meanwhile.
+
+    Raises what `use` raises, and DatasetError where replacing them was interrupted.
+    """
+    names: list[str] | None = None
+    while True:
+        patience = time.monotonic() + _REPLACING_SECONDS
+        while is_unfinished(directory) and time.monotonic() < patience:
+            time.sleep(0.05)
+        dataset = open_dataset(directory)
+        try:
+            return use(dataset)
+        except MissingFile:
+            if names == _names(dataset.shards):
+                raise
+            names = _names(dataset.shards)
+
+
+def _names(shards: Sequence[StoredShard]) -> list[str]:
+    return [stored.name for stored in shards]
 
 
 def _answers(table: pa.Table, checksums: Int64Array, wanted: Int64Array) -> list[StoredAnswer]:

@@ -80,3 +80,20 @@ def test_in_another_thread() -> None:
     thread.start()
     thread.join()
     assert done == [True]
+
+
+def test_every_signal_counts(handle: Callable[..., None]) -> None:
+    """The second one too, though the handler of the first one raises; all handlers are there again."""
+    heard = []
+    handle(signal.SIGTERM, lambda number, frame: heard.append(number))
+    handle(signal.SIGINT, signal.default_int_handler)
+
+    def work() -> None:
+        with uninterrupted():
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert heard == [signal.SIGTERM]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

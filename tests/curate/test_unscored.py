@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from rollgen.curate.compact import compact
-from rollgen.curate.unscored import Unscored, check_field
+from rollgen.curate.unscored import Unscored, check_field, while_replaced
 from rollgen.errors import DatasetError, MissingFile, UsageError
 from rollgen.format.journal import RECORD_FILE, list_shards
+from rollgen.format.keys import read_rows
 from rollgen.format.manifest import Manifest
-from rollgen.format.reader import open_dataset
+from rollgen.format.reader import StoredDataset
 from rollgen.format.rewards import read_rewards
 from rollgen.rollouts import Completion
 
@@ -26,7 +27,7 @@ def dataset(tmp_path: Path, make_dataset: Callable[..., Path]) -> Path:
 
 def test_shards_that_are_replaced_meanwhile(dataset: Path) -> None:
     """What has been read is not read again, and the rest is read where it is now."""
-    unscored = Unscored(open_dataset(dataset), read_rewards([]))
+    unscored = Unscored(dataset, read_rewards([]))
     batches = unscored.batches(1)
     first = [next(batches) for _ in range(3)]
     compact(dataset, shard_tokens=1000)
@@ -35,10 +36,23 @@ def test_shards_that_are_replaced_meanwhile(dataset: Path) -> None:
     assert unscored.tally.samples == 8
 
 
+def test_shards_that_are_replaced_as_they_are_opened(dataset: Path) -> None:
+    """Before the keys of all have been read: they are read where they are now."""
+    opened = []
+
+    def read(stored: StoredDataset) -> int:
+        opened.append([shard.name for shard in stored.shards])
+        compact(dataset, shard_tokens=1000 if len(opened) == 1 else 1)
+        return len(read_rows(stored.shards).keys.prompt_index)
+
+    assert while_replaced(dataset, read) == 8
+    assert [len(names) for names in opened] == [4, 1]
+
+
 def test_a_replacement_that_was_interrupted(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is waited for a while; then it is an error that says what to do."""
     monkeypatch.setattr("rollgen.curate.unscored._REPLACING_SECONDS", 0.2)
-    batches = Unscored(open_dataset(dataset), read_rewards([])).batches(2)
+    batches = Unscored(dataset, read_rewards([])).batches(2)
     next(batches)
     (dataset / "journal" / RECORD_FILE).touch()
     list_shards(dataset)[1].unlink()
@@ -48,7 +62,7 @@ def test_a_replacement_that_was_interrupted(dataset: Path, monkeypatch: pytest.M
 
 def test_a_shard_that_is_gone(dataset: Path) -> None:
     """It is not awaited, nor passed over."""
-    batches = Unscored(open_dataset(dataset), read_rewards([])).batches(2)
+    batches = Unscored(dataset, read_rewards([])).batches(2)
     next(batches)
     list_shards(dataset)[1].unlink()
     with pytest.raises(MissingFile, match="missing, though committed"):
@@ -78,7 +92,7 @@ def test_a_field_that_no_row_has(
 ) -> None:
     """It is a mistake; one that some row has is none."""
     shards = [[make_completion(number, 0, metadata=text)] for number, text in enumerate(metadata)]
-    stored = open_dataset(store(tmp_path / "run", make_manifest(), shards))
+    stored = store(tmp_path / "run", make_manifest(), shards)
     if message is None:
         check_field(stored, "answer")
     else:
