@@ -55,11 +55,14 @@ NAMES = (
 )
 
 
-def main() -> int:
+def main(arguments: list[str]) -> int:
+    if arguments not in ([], ["--check"]):
+        print(f"not an argument, or one too many: {' '.join(arguments)}; give --check or nothing", file=sys.stderr)
+        return 2
     wrong = False
     for name, make in PAGES.items():
         page, path = "".join(make()), DOCS / name
-        if "--check" not in sys.argv[1:]:
+        if not arguments:
             path.write_text(page, encoding="utf-8")
         elif not path.is_file() or path.read_text(encoding="utf-8") != page:
             print(f"{name}: not what the program tells; run `make format`", file=sys.stderr)
@@ -172,4 +175,4 @@ def docstring(found: griffe.Object) -> str:
 PAGES: dict[str, Callable[[], Iterator[str]]] = {"cli.md": command_line, "python.md": python_names}
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,16 @@ def test_links_lead_somewhere(name: str) -> None:
         assert linked.exists(), target
         assert linked.is_relative_to(REPOSITORY), target
         assert not anchor or anchor in anchors(linked), f"{target}#{anchor}"
+
+
+@pytest.mark.parametrize("arguments", [["--chek"], ["--check", "x"]], ids=["misspelled", "one too many"])
+def test_pages_are_made_when_that_is_asked_for(arguments: list[str]) -> None:
+    """And not by an argument that means nothing."""
+    pytest.importorskip("griffe")
+    before = {name: (REPOSITORY / name).stat().st_mtime_ns for name in PAGES}
+    done = subprocess.run([sys.executable, REPOSITORY / "docs/make_pages.py", *arguments], stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr.count(b"\n")) == (2, 1)
+    assert {name: (REPOSITORY / name).stat().st_mtime_ns for name in PAGES} == before
 
 
 def test_every_page_is_linked_from_the_front() -> None:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rollgen.cli.options import check_dataset_directory
+from rollgen.cli.options import DatasetPlace, dataset_directory
 
 if TYPE_CHECKING:
     from rollgen.curate.compact import Compaction
 
 
 def compact(
-    directory: Annotated[Path, typer.Argument(help="Dataset directory.", metavar="DIR", show_default=False)],
+    place: DatasetPlace,
     shard_tokens: Annotated[
         int | None,
         typer.Option(
@@ -34,7 +33,7 @@ def compact(
     import json
     from dataclasses import asdict
 
-    check_dataset_directory(directory)
+    directory = dataset_directory(place)
     from rollgen.curate.compact import SHARD_TOKENS
     from rollgen.curate.compact import compact as run
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
-from rollgen.cli.options import check_dataset_directory
+from rollgen.cli.options import DatasetPlace, dataset_directory
 from rollgen.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ _OWN: Final = {"directory": "DIR", **{name: f"--{name.replace('_', '-')}" for na
 
 
 def export(
-    directory: Annotated[Path, typer.Argument(help="Dataset directory.", metavar="DIR", show_default=False)],
+    place: DatasetPlace,
     to: Annotated[
         str,
         typer.Option(
@@ -71,7 +70,7 @@ def export(
     import json
     from dataclasses import asdict
 
-    check_dataset_directory(directory)
+    directory = dataset_directory(place)
     from rollgen.exporters.export import export as run
 
     done = run(

@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from rollgen.cli.options import check_dataset_directory
+from rollgen.cli.options import DatasetPlace, dataset_directory
 from rollgen.errors import UsageError
 
 
 def inspect(
-    directory: Annotated[Path, typer.Argument(help="Dataset directory.", metavar="DIR", show_default=False)],
+    place: DatasetPlace,
     sample: Annotated[
         str | None,
         typer.Option(
@@ -44,7 +44,7 @@ def inspect(
 
     Settings, counts, supports (the ids that each token was drawn from), logprobs, sizes. Also while a run is
     writing."""
-    check_dataset_directory(directory)
+    directory = dataset_directory(place)
     if html is not None:
         if sample is not None or at is not None:
             raise UsageError("--html shows the whole dataset, with a browser of samples: give it without --sample")

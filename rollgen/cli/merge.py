@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from rollgen.cli.options import check_dataset_directory
+from rollgen.cli.options import dataset_directory
 
 if TYPE_CHECKING:
     from rollgen.curate.merge import Merged
@@ -17,7 +16,7 @@ _NAME: Final = 60
 
 
 def merge(
-    directories: Annotated[list[Path], typer.Argument(help="Two dataset directories or more.", metavar="DIR...")],
+    places: Annotated[list[str], typer.Argument(help="Two dataset directories or more.", metavar="DIR...")],
     out: Annotated[
         str,
         typer.Option("--out", help="Directory of the merged dataset; a new one.", metavar="DIR", show_default=False),
@@ -58,8 +57,7 @@ def merge(
     import json
     from dataclasses import asdict
 
-    for directory in directories:
-        check_dataset_directory(directory)
+    directories = [dataset_directory(place) for place in places]
     from rollgen.curate.compact import SHARD_TOKENS
     from rollgen.curate.merge import merge as run
 

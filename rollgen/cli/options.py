@@ -7,7 +7,6 @@ gets the same message wherever it comes from. An option that is not given is Non
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -18,8 +17,8 @@ from pydantic.fields import FieldInfo
 from rollgen.config import RunConfig, field_key
 from rollgen.errors import UsageError
 
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
-"""A path made of one: it has lost a slash."""
+DatasetPlace = Annotated[str, typer.Argument(help="Dataset directory.", metavar="DIR", show_default=False)]
+"""What `dataset_directory` takes: a URL that has become a path has lost a slash."""
 _PAIRS = ("sampling_arg", "engine_arg")
 """Mappings that are given as KEY=VALUE, again and again; the other one is a JSON object."""
 _METAVARS = {int: "INTEGER", float: "NUMBER", str: "TEXT"}
@@ -36,15 +35,22 @@ def with_config_options(command: Callable[..., int]) -> Callable[..., int]:
     return command
 
 
-def check_dataset_directory(directory: Path) -> None:
-    """Raise UsageError for what is no directory at all."""
-    if (url := _URL.match(str(directory))) is not None:
+def dataset_directory(place: str) -> Path:
+    """The directory that a path or a `file://` URL names. Raises UsageError for what is no directory at all."""
+    from rollgen.remote.objects import is_url, local_path
+
+    if is_url(place):
         raise UsageError(
-            f"{url[0]}/{str(directory)[url.end() :]}: is in object storage; copy it here (for S3: `aws s3 sync URL "
-            "DIRECTORY`), and give the copy"
+            f"{place}: is in object storage; copy it here (for S3: `aws s3 sync URL DIRECTORY`), and give the copy"
         )
-    if not directory.is_dir():
-        raise UsageError(f"{directory}: not a directory; name the one that holds rollgen.json")
+    directory = local_path(place)
+    try:
+        is_there = directory.is_dir()
+    except OSError as error:  # a name that is too long, a permission
+        raise UsageError(f"{place}: cannot be read: {error.strerror or error}") from None
+    if not is_there:
+        raise UsageError(f"{place}: not a directory; name the one that holds rollgen.json")
+    return directory
 
 
 def given(options: dict[str, Any]) -> dict[str, Any]:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rollgen.cli.options import check_dataset_directory
+from rollgen.cli.options import DatasetPlace, dataset_directory
 
 
 def repair(
-    directory: Annotated[Path, typer.Argument(help="Dataset directory.", metavar="DIR", show_default=False)],
+    place: DatasetPlace,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done; change nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
 ) -> int:
@@ -21,11 +20,11 @@ def repair(
     Damaged ones go to quarantine/; the journal is made from the sound ones. Deletes nothing, but completes a compaction
     that was interrupted. Exit 1 when something is left that this cannot mend, and of a dry run when there is something
     to do. Not while a run writes there."""
+    directory = dataset_directory(place)
     from rollgen.cli.progress import verifying
     from rollgen.verify.repair import repair_dataset
     from rollgen.verify.terminal import describe_repair
 
-    check_dataset_directory(directory)
     with verifying() as progress:
         outcome = repair_dataset(directory, dry_run=dry_run, progress=progress)
     typer.echo(json.dumps(outcome.to_json(), indent=2) if as_json else "\n".join(describe_repair(outcome)))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rollgen.cli.options import check_dataset_directory
+from rollgen.cli.options import DatasetPlace, dataset_directory
 
 if TYPE_CHECKING:
     from rollgen.curate.score import Progress, Scored
@@ -31,7 +31,7 @@ _FIELD = typer.Option(
 
 
 def score(
-    directory: Annotated[Path, typer.Argument(help="Dataset directory.", metavar="DIR", show_default=False)],
+    place: DatasetPlace,
     scorer: Annotated[str, _WITH],
     name: Annotated[
         str | None,
@@ -81,7 +81,7 @@ def score(
     import sys
     from dataclasses import asdict
 
-    check_dataset_directory(directory)
+    directory = dataset_directory(place)
     from rollgen.curate.score import BATCH_SIZE, TIMEOUT_SECONDS
     from rollgen.curate.score import score as run
 
@@ -118,6 +118,7 @@ def _scoring() -> Iterator[Progress]:
 
 
 def _describe(done: Scored, directory: Path, *, rescore: bool) -> str:
+    from rollgen.format.rewards import UNREWARDABLE
     from rollgen.inert import brief
     from rollgen.inspect.terminal import counted, significant
 
@@ -134,10 +135,7 @@ def _describe(done: Scored, directory: Path, *, rescore: bool) -> str:
             lines.append(
                 f"  {others:,} x other errors: column `error` of rewards/{done.name}-*.parquet has all of them"
             )
-        lines.append(
-            "if they cannot have a reward, score with a function that returns 0, or leave them out of a RolloutStream "
-            "with filter="
-        )
+        lines.append(UNREWARDABLE)
     if rescore and done.kept and done.in_force:
         lines.append("to score those of the earlier attempt again too, give the same command once more")
     if not done.in_force:

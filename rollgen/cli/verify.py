@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rollgen.cli.options import check_dataset_directory
+from rollgen.cli.options import DatasetPlace, dataset_directory
 from rollgen.errors import UsageError
 
 
 def verify(
-    directory: Annotated[Path, typer.Argument(help="Dataset directory.", metavar="DIR", show_default=False)],
+    place: DatasetPlace,
     recompute: Annotated[
         str | None,
         typer.Option(
@@ -38,13 +37,13 @@ def verify(
     """Check every byte and every token of a dataset.
 
     That is its shards, journal, manifest and plan. Changes nothing. Exit 1 when anything is wrong."""
+    directory = dataset_directory(place)
+    _check_recompute(recompute, limit, device)
     from rollgen.cli.progress import verifying
     from rollgen.inert import brief
     from rollgen.verify.dataset import verify_dataset
     from rollgen.verify.terminal import describe
 
-    check_dataset_directory(directory)
-    _check_recompute(recompute, limit, device)
     with verifying() as progress:
         outcome = verify_dataset(directory, progress=progress)
     if not as_json:

@@ -9,21 +9,16 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
 
 from rollgen.directory import inside_dataset
 from rollgen.errors import DatasetError, Unreadable, UsageError
-from rollgen.format.files import fsync_file
+from rollgen.format.files import fsync_file, temporary_beside
 from rollgen.format.manifest import fsync_directory
 from rollgen.remote.objects import is_url, local_path
-
-_NAMED: Final = 40
-"""Characters of a name in a temporary one, which may not be longer than 255 bytes either."""
 
 
 def new_path(out: str | os.PathLike[str]) -> Path:
@@ -62,7 +57,7 @@ def new_directory(out: Path) -> Iterator[Path]:
     Raises UsageError when `out` cannot be made, or is there by then, DatasetError when the disk does not take what is
     written, and Unreadable for another file that the block could not read.
     """
-    temporary = out.with_name(f".tmp-{out.name[:_NAMED]}-{secrets.token_hex(4)}")
+    temporary = temporary_beside(out)
     try:
         temporary.mkdir(parents=True)
     except OSError as error:

@@ -23,7 +23,8 @@ from rollgen.remote.objects import ObjectStore
 from rollgen.remote.stored import remote_plan
 
 if TYPE_CHECKING:
-    from rollgen.loader.index import Index, Place
+    from rollgen.loader.index import Index
+    from rollgen.loader.places import Place
 
 RESUME: Final = "`rollgen generate --resume` makes the others"
 _MERGE: Final = "merge its runs again when they are whole"
@@ -57,7 +58,7 @@ class Owed:
 def owed_of(index: Index, place: Place) -> Owed:
     """Of the one dataset of an index, which is at this place.
 
-    Raises DatasetError for a plan or a list of retries that is damaged.
+    Raises DatasetError for a plan that is damaged, and beside one for a list of retries that is damaged or missing.
     """
     manifest = index.datasets[0].manifest
     if manifest.runs:
@@ -66,9 +67,10 @@ def owed_of(index: Index, place: Place) -> Owed:
         return Owed(None)
     with remote_plan(place, manifest) if isinstance(place, ObjectStore) else nullcontext(place) as directory:
         try:
-            return _of_plan(index, Planned(Plan(directory / PLAN_FILE), read_retries(directory, manifest)))
+            plan = Plan(directory / PLAN_FILE)
         except MissingFile:  # a copy need not have it
             return Owed(None)
+        return _of_plan(index, Planned(plan, read_retries(directory, manifest)))
 
 
 def _of_plan(index: Index, planned: Planned) -> Owed:

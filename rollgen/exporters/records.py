@@ -30,8 +30,9 @@ from rollgen.format.manifest import Manifest
 from rollgen.format.reader import read_columns
 from rollgen.format.rewards import ScorerRecord
 from rollgen.format.row_groups import OpenShards, RowGroupCache
-from rollgen.loader.index import open_index, place_of
+from rollgen.loader.index import open_index
 from rollgen.loader.order import samples_of, units_of
+from rollgen.loader.places import place_of
 from rollgen.loader.samples import RUN, SCALARS, VERSIONS, Samples, gather, offsets_of
 from rollgen.ops import group_advantages
 from rollgen.ops.advantages import AdvantageKind

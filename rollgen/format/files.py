@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import shutil
 import stat
 from collections.abc import Iterator
@@ -33,6 +34,8 @@ from rollgen.format.schema import (
 
 STAGE: Final = ".tmp-merge"
 """Directory in a dataset's: what is merged, until it becomes the dataset."""
+_NAMED: Final = 40
+"""Characters of a name in a temporary one, which may not be longer than 255 bytes either."""
 _WRITES: Final = os.O_WRONLY | os.O_RDWR
 
 
@@ -66,6 +69,11 @@ def new_file(path: Path) -> BinaryIO:
     except FileExistsError:  # a link is one too, wherever it leads
         path.unlink()
         return path.open("xb")
+
+
+def temporary_beside(path: Path) -> Path:
+    """A new name in the same directory, of which a long one has the beginning: to be renamed to `path`."""
+    return path.with_name(f".tmp-{path.name[:_NAMED]}-{secrets.token_hex(4)}")
 
 
 def remove_leftover(path: Path) -> None:

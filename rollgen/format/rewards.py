@@ -55,6 +55,11 @@ if TYPE_CHECKING:
 
     Float64Array = npt.NDArray[np.float64]
 
+UNREWARDABLE: Final = (
+    "if they cannot have a reward, score with a function that returns 0, or leave them out with the filter= of "
+    "RolloutStream or RolloutDataset"
+)
+"""What can be done about samples that a scorer fails on."""
 MAX_FURTHER: Final = 64
 """Further values that a scorer may give over all answers: each is a column."""
 _ERROR: Final = "error"

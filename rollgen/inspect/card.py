@@ -153,7 +153,8 @@ def write_card(directory: Path, *, url: str | None = None) -> None:
             "without it; the next run that stores some writes it"
         ) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # renamed, it is not there; where it cannot be removed, the error is the first one
+            temporary.unlink()
 
 
 def refresh_card(directory: Path, *, remote: Remote | None = None) -> None:
@@ -294,10 +295,15 @@ def _kept_front_matter(card: Path) -> str | None:
         raise DatasetError(
             f"{card}: cannot be read: {error.strerror or error}; make it readable, or take it away to have a new one"
         ) from error
-    whole = content[: -len(_mark(""))]
-    if content == whole + _mark(whole):  # the mark of 0.1.0 was of the front matter too, which nobody has edited then
-        return FRONT_MATTER if whole.startswith(_RULE[1:]) else ""  # else somebody has taken it away
-    front_matter, rule, rest = content.partition(_RULE)
-    text = rest[: -len(_mark(""))]
-    is_ours = content.startswith(_RULE[1:]) and rest == text + _mark(text)
-    return front_matter + rule if is_ours else None
+    if _is_marked(content):  # the mark of 0.1.0 was of the front matter too, which nobody has edited then
+        return FRONT_MATTER if content.startswith(_RULE[1:]) else ""  # else somebody has taken it away
+    if content.startswith("# ") and _is_marked("\n" + content):  # and the empty line below it
+        return ""
+    front_matter, rule, text = content.partition(_RULE)
+    return front_matter + rule if content.startswith(_RULE[1:]) and _is_marked(text) else None
+
+
+def _is_marked(text: str) -> bool:
+    """Whether its last line is the mark of what is above."""
+    above = text[: -len(_mark(""))]
+    return text == above + _mark(above)

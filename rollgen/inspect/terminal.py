@@ -35,6 +35,7 @@ _Value = TypeVar("_Value")
 
 SURPLUS: Final = "more than planned: run `rollgen verify`, which says which"
 
+_HUGE: Final = 1e15
 _BAR_WIDTH: Final = 32
 _SPARK: Final = " ▁▂▃▄▅▆▇█"
 """Heights of a value in a line of them: nothing, then eighths of the largest."""
@@ -90,7 +91,9 @@ def counted(count: int, noun: str) -> str:
 
 
 def number(value: float) -> str:
-    """At most three decimals, thousands separated: 1234.5 is `1,234.5`."""
+    """At most three decimals, thousands separated: 1234.5 is `1,234.5`. A logprob may have 38 digits: `-3e+38`."""
+    if abs(value) >= _HUGE:
+        return significant(value, 3)
     return f"{value:z,.3f}".rstrip("0").rstrip(".")
 
 
@@ -297,7 +300,11 @@ def _histograms(curves: Curves) -> Iterator[Plot]:
 
 
 def _reach_of(first: LogprobBar) -> str:
-    return f"all below {number(first.high)}, then to 0 nats" if first.low is None else f"{number(first.low)} to 0 nats"
+    return (
+        f"all of at most {number(first.high)}, then to 0 nats"
+        if first.low is None
+        else f"{number(first.low)} to 0 nats"
+    )
 
 
 def _over_time(curves: Curves) -> Iterator[Plot]:

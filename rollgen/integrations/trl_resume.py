@@ -48,7 +48,7 @@ def order_of(index: Index, args: GRPOConfig) -> Order:
     Not where they are stored: groups are in the order of the plan.
     """
     settings = {name: getattr(args, name) for name in _SETTINGS}
-    return {_ROLLOUTS: index.content_fingerprint(), _REWARDS: index.reward_fingerprints(), **settings}
+    return {_ROLLOUTS: index.samples_fingerprint(), _REWARDS: index.reward_fingerprints(), **settings}
 
 
 @contextmanager
@@ -104,7 +104,7 @@ class GoesOn(TrainerCallback):  # type: ignore[misc]
         rewards = sorted(name for name in was.keys() | now.keys() if was.get(name) != now.get(name))
         return [
             *["the rollouts are others, or more or fewer"] * (stored.get(_ROLLOUTS) != self._order[_ROLLOUTS]),
-            *(f"the stored rewards {name!r} are others" for name in rewards),
+            *(f"the stored rewards {name!r} are others, or of other tokens" for name in rewards),
             *(
                 f"{name} was {stored.get(name)!r}, is {self._order[name]!r}"
                 for name in _SETTINGS

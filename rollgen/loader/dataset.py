@@ -26,7 +26,8 @@ from torch.utils.data import Dataset
 from rollgen.format.ragged import Ragged
 from rollgen.format.row_groups import RowGroupCache
 from rollgen.loader.batch import Rollout
-from rollgen.loader.index import Index, open_index, place_of
+from rollgen.loader.index import Index, check_some, open_index
+from rollgen.loader.places import place_of
 from rollgen.loader.rewards import names_of
 from rollgen.loader.samples import SCALARS, Experts, Samples, offsets_of
 from rollgen.ops import Support
@@ -47,7 +48,8 @@ class RolloutDataset(Dataset[Rollout]):
     Row groups that are fetched from object storage are kept on the disk of this machine, in `rollgen/parts` below the
     directory `disk_cache` (default `~/.cache`), at most `disk_cache_bytes` (default 32 GiB).
 
-    With a `filter`, a pyarrow expression over the columns (`pc.field("finish_reason") == "stop"`), those that it keeps.
+    With a `filter`, a pyarrow expression over the columns (`pc.field("finish_reason") == "stop"`), those that it keeps:
+    UsageError when these are none. Without, a dataset that holds no sample yet has length 0.
 
     With `rewards`, one name or several, each Rollout has these: `"correct"`, or `"correct.format"` for a further value
     that the scorer gave. All samples must have them.
@@ -68,14 +70,17 @@ class RolloutDataset(Dataset[Rollout]):
         disk_cache: str | os.PathLike[str] | None = None,
         disk_cache_bytes: int = MAX_BYTES,
     ) -> None:
+        place = place_of(path)
         self._index = open_index(
-            [place_of(path)],
+            [place],
             cache=partial(open_cache, disk_cache, disk_cache_bytes),
             filter=filter,
             allow_unreplayable=allow_unreplayable,
             all_generations=all_generations,
             rewards=names_of(rewards),
         )
+        if filter is not None:
+            check_some(self._index, [place], filter)
         self.manifest = self._index.datasets[0].manifest
         self._scalars = self._index.scalars(SCALARS)
         self._routed_experts = routed_experts

@@ -28,9 +28,9 @@ def columns_of_filter(filter: pc.Expression | None, datasets: Sequence[StoredDat
     try:
         nothing.filter(filter)
     except (pa.ArrowException, TypeError) as error:
-        raise UsageError(
-            f"filter: {filter} cannot be evaluated on the columns of a dataset: {_one_line(error)}"
-        ) from None
+        reason, unknown, _ = _one_line(error).partition(f" in {nothing.column_names[0]}: ")  # then Arrow's whole schema
+        there = f"; there are: {', '.join(nothing.column_names)}" if unknown else ""
+        raise UsageError(f"filter: {filter} cannot be evaluated on the columns of a dataset: {reason}{there}") from None
     return [name for name in nothing.column_names if not _can_filter(nothing.drop_columns([name]), filter)]
 
 

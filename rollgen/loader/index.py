@@ -17,8 +17,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,11 +30,12 @@ from rollgen.format.reader import ShardReader, StoredDataset, StoredShard, open_
 from rollgen.format.retries import read_retries
 from rollgen.format.schema import shard_schema
 from rollgen.loader.filter import columns_of_filter, passing
+from rollgen.loader.places import Place, name_of
 from rollgen.loader.rewards import SampleRewards, with_rewards
 from rollgen.loader.row_groups import columns_of, load_row_group, or_again
 from rollgen.loader.samples import RUN, VERSIONS, Samples, offsets_of
 from rollgen.remote.cache import PartCache, open_cache
-from rollgen.remote.objects import THREADS, ObjectStore, is_url, local_path
+from rollgen.remote.objects import THREADS, ObjectStore
 from rollgen.remote.stored import RemoteShard, remote_dataset
 
 if TYPE_CHECKING:
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from rollgen.rollouts import Int64Array
 
 OnDamage = Literal["raise", "skip"]
-Place: TypeAlias = Path | ObjectStore
-"""Where a dataset is: a directory, or what is below a URL."""
 
 _LOG = logging.getLogger(__name__)
 _JOINED = 512
@@ -198,10 +196,10 @@ class Index:
             sha256.update(array.tobytes())
         return sha256.hexdigest()
 
-    def content_fingerprint(self) -> str:
+    def samples_fingerprint(self) -> str:
         """SHA-256 of which samples are handed out, in the order of their keys, and of their lengths.
 
-        It is the same wherever they are stored, as after a compaction.
+        It is the same wherever they are stored, as after a compaction. It does not cover their tokens.
         """
         digests = [dataset.manifest.config_digest for dataset in self.datasets]
         sha256, order = hashlib.sha256("\n".join(digests).encode()), self._by_key()
@@ -210,7 +208,7 @@ class Index:
         return sha256.hexdigest()
 
     def reward_fingerprints(self) -> dict[str, str]:
-        """By the names of the rewards that were asked for, SHA-256 of their values, in the order of the keys."""
+        """By the names of the rewards that were asked for, SHA-256 of them and of their tokens, in the keys' order."""
         return {} if self.rewards is None else self.rewards.fingerprints(self._by_key())
 
     def _by_key(self) -> Int64Array:
@@ -219,16 +217,12 @@ class Index:
         return order
 
 
-def place_of(path: str | os.PathLike[str]) -> Place:
-    """The dataset that a path or a URL means. Raises UsageError for what is neither, or cannot be one."""
-    if not isinstance(path, str | os.PathLike):
-        raise UsageError(f"a dataset is given as the path of its directory or as its URL, not as {type(path).__name__}")
-    if is_url(path):
-        return ObjectStore(os.fspath(path))
-    place = local_path(path).absolute()
-    if place.is_file():
-        raise UsageError(f"{place}: is a file, not a dataset's directory")
-    return place
+def check_some(index: Index, places: Sequence[Place], filter: pc.Expression | None) -> None:
+    """Raise UsageError for an index of no sample, opened in these places with this filter."""
+    if not len(index):
+        raise UsageError(
+            f"{', '.join(map(name_of, places))}: no sample to read{' passes the filter' * (filter is not None)}"
+        )
 
 
 def open_index(
@@ -308,7 +302,7 @@ def _open_datasets(
     """Of those in object storage the small files are copied; the copies are left to `copies`."""
     if not places:
         raise UsageError("no dataset directory was given")
-    paths = [place.url if isinstance(place, ObjectStore) else str(place) for place in places]
+    paths = [name_of(place) for place in places]
     resolved = [place.url if isinstance(place, ObjectStore) else os.path.realpath(place) for place in places]
     if len(set(resolved)) < len(resolved):
         raise UsageError("the same dataset directory was given twice: its samples would be, too")

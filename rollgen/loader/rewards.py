@@ -20,6 +20,7 @@ from rollgen.errors import UsageError
 from rollgen.format.keys import Keys
 from rollgen.format.reader import StoredDataset
 from rollgen.format.rewards import (
+    UNREWARDABLE,
     Rewards,
     ScorerRecord,
     is_name,
@@ -32,7 +33,8 @@ from rollgen.remote.objects import ObjectStore
 from rollgen.rollouts import REWARD
 
 if TYPE_CHECKING:
-    from rollgen.loader.index import Index, Place
+    from rollgen.loader.index import Index
+    from rollgen.loader.places import Place
     from rollgen.rollouts import Int64Array
 
     Float64Array = npt.NDArray[np.float64]
@@ -50,11 +52,16 @@ class SampleRewards:
     """By the names of rewards: who computed them."""
 
     def fingerprints(self, order: Int64Array) -> dict[str, str]:
-        """By the names that were asked for, SHA-256 of the values, [S] in this order of the samples.
+        """By the names that were asked for, SHA-256 of the values and of the tokens' checksums, [S] in this order.
 
         Not of who gave them: what a rescoring leaves as it was, trains as it did.
         """
-        return {name: hashlib.sha256(values[order].tobytes()).hexdigest() for name, values in self.values.items()}
+        return {
+            name: hashlib.sha256(
+                values[order].tobytes() + self.checksums[_column_of(name)[0]][order].tobytes()
+            ).hexdigest()
+            for name, values in self.values.items()
+        }
 
     def attached(self, samples: Samples, rows: Int64Array, numbers: slice, place: str) -> Samples:
         """A row group, with the rewards of these `rows` of it, which are the samples of these `numbers`.
@@ -109,7 +116,7 @@ def with_rewards(index: Index, places: Sequence[Place], names: Sequence[str]) ->
             if scorers.setdefault(name, rewards.scorer) != rewards.scorer:
                 raise UsageError(
                     f"{stored.directory}: its rewards {name!r} are by another scorer than those of "
-                    f"{index.datasets[0].directory}; score one of them again, under another --name or with --rescore"
+                    f"{index.datasets[0].directory}; score one of them again with the other's scorer and --rescore"
                 )
             row = rewards.rows_of(keys.take(members))
             there = row >= 0
@@ -153,8 +160,6 @@ def _check_all(values: Float64Array, asked: str, rewards: Rewards, stored: Store
         advice = f"{command}` scores what it can of them"
         if column:
             advice += f"; those that it scored without {column!r}, only `--rescore` scores again"
-        advice += (
-            "; if they cannot have a reward, score with a function that returns 0, or leave them out of a "
-            "RolloutStream with filter="
+        raise UsageError(
+            f"{stored.directory}: {missing} of {len(values)} samples have no {asked!r}; {advice}; {UNREWARDABLE}"
         )
-        raise UsageError(f"{stored.directory}: {missing} of {len(values)} samples have no {asked!r}; {advice}")

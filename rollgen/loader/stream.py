@@ -35,9 +35,10 @@ from rollgen.errors import ResumeRefused, UsageError
 from rollgen.format.commit import live_writers
 from rollgen.format.row_groups import CACHE_BYTES
 from rollgen.loader.batch import Layout, RolloutBatch
-from rollgen.loader.index import Loss, OnDamage, Place, open_index, place_of
+from rollgen.loader.index import Loss, OnDamage, check_some, open_index
 from rollgen.loader.maker import BatchMaker
 from rollgen.loader.order import BatchSettings, Epoch, plan_epoch, units_of
+from rollgen.loader.places import Place, name_of, place_of
 from rollgen.loader.rewards import names_of
 from rollgen.loader.schedule import (
     PLACE_KEYS,
@@ -67,7 +68,7 @@ PREFETCH: Final = 2
 
 STATE_VERSION: Final = 1
 _REWARDS: Final = "rewards"
-"""Key of a state; one without it is of a stream without rewards."""
+"""Key of a state; one without it does not say which rewards it is of."""
 
 _CHANGED: Final = {
     "dataset": "the dataset, or what the filter keeps of it, has changed since (as by `rollgen compact`)",
@@ -141,7 +142,7 @@ class RolloutStream(IterableDataset[RolloutBatch]):
         _check_numbers(0, seed=seed, prefetch=prefetch, cache_bytes=cache_bytes, pad_id=pad_id)
         self._given_rank = rank is not None
         self._rank, self._world_size = resolve_rank(rank, world_size)
-        given = [paths] if isinstance(paths, str | os.PathLike) else paths
+        given = [paths] if isinstance(paths, str | bytes | os.PathLike) or not isinstance(paths, Iterable) else paths
         places = [place_of(path) for path in given]
         if self._world_size > 1:
             _check_no_writer(places)
@@ -153,10 +154,7 @@ class RolloutStream(IterableDataset[RolloutBatch]):
             on_damage=on_damage,
             rewards=names_of(rewards),
         )
-        if not len(self._index):
-            raise UsageError(
-                f"{', '.join(map(str, given))}: no sample to read{' passes the filter' * (filter is not None)}"
-            )
+        check_some(self._index, places, filter)
         self._settings = BatchSettings(
             int(batch_tokens),
             bool(shuffle),
@@ -241,9 +239,14 @@ class RolloutStream(IterableDataset[RolloutBatch]):
         """Let the next iteration continue from a state.
 
         Raises ResumeRefused when the datasets, or a setting that decides about batches, are not those of the state:
-        its position would mean other samples. So it does for other rewards.
+        its position would mean other samples. So it does for other rewards, if the state says which it is of.
         """
-        state = {_REWARDS: {}, **state}
+        if not isinstance(state, Mapping):
+            raise UsageError("load_state_dict: not the state of a stream")
+        if _REWARDS not in state:
+            if self._identity[_REWARDS]:
+                _LOG.warning("the state does not say which rewards it is of: that they are the same is not checked")
+            state = {**state, _REWARDS: self._identity[_REWARDS]}
         for name in (*self._identity, *Cursor._fields):
             if name not in state:
                 raise UsageError(f"load_state_dict: not the state of a stream: it has no {name!r}")
@@ -332,13 +335,10 @@ def _check_no_writer(places: Sequence[Place]) -> None:
     In object storage, a writer that has died there lately takes a minute to be told from one that lives.
     """
     for place in places:
-        if isinstance(place, ObjectStore):
-            name, writers = place.url, remote_writers(place, _LOG.warning)
-        else:
-            name, writers = str(place), live_writers(place)
+        writers = remote_writers(place, _LOG.warning) if isinstance(place, ObjectStore) else live_writers(place)
         if writers:
             raise UsageError(
-                f"{name}: writer {min(writers)!r} is adding to it, so that ranks could not agree on what it "
+                f"{name_of(place)}: writer {min(writers)!r} is adding to it, so that ranks could not agree on what it "
                 "holds; wait for it, or stop it"
             )
 

@@ -164,7 +164,7 @@ def remote_writers(store: ObjectStore, note: Callable[[str], None]) -> frozenset
 
 
 def _copy_retries(store: ObjectStore, manifest: Manifest, directory: Path) -> None:
-    """The lists that are there."""
+    """The lists that are there; `read_retries` says of which one that is not so."""
     for retry in manifest.retries:
         file = retry_file(retry.generation)
         with suppress(MissingFile), _keeping():

@@ -23,6 +23,28 @@ def test_commands_look_into_directories(command: str) -> None:
     assert str(result.exception).startswith("s3://bucket/run: is in object storage; copy it here")
 
 
+DIRECTORY_COMMANDS = (
+    *(["inspect"], ["status"], ["verify"], ["repair", "--dry-run"], ["compact", "--dry-run"]),
+    *(["score", "--with", "exact_match", "--field", "answer"], ["export", "--to", "jsonl", "--out", "out"]),
+    ["merge", "--out", "out", "--dry-run"],
+)
+
+
+@pytest.mark.parametrize("command", DIRECTORY_COMMANDS, ids=lambda command: command[0])
+def test_directories_by_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]) -> None:
+    """`file://` is a path, with all its slashes; what none can have is one line."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a b").mkdir()
+
+    def problem(place: str) -> str:
+        result = CliRunner().invoke(app, [*command, place])
+        return result.output or str(result.exception)
+
+    assert problem(f"file://{tmp_path}/a%20b") == problem(f"{tmp_path}/a b")  # there is no dataset in it
+    assert problem("file://a/b").startswith("file://a/b: not the URL of a local file")
+    assert problem("x" * 256) == f"{256 * 'x'}: cannot be read: File name too long"
+
+
 @pytest.mark.parametrize("dry_run", [False, True])
 @pytest.mark.parametrize(
     ("out", "problem"),

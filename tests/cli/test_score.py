@@ -67,8 +67,8 @@ def test_some_that_could_not_be(directory: Path) -> None:
         "reward 'half' (scorer local_graders:half): 4 samples scored; mean reward 0.5",
         "could not be scored: 2; the same command tries them again",
         "  2 x ValueError: no (first p1:0)",
-        "if they cannot have a reward, score with a function that returns 0, or leave them out of a RolloutStream with "
-        "filter=",
+        "if they cannot have a reward, score with a function that returns 0, or leave them out with the filter= of "
+        "RolloutStream or RolloutDataset",
     ]
     rescored = run("run", "--with", "local_graders:half", "--rescore")
     assert rescored.return_value == 3

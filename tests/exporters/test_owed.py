@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from models.rewards import write_rewards
 from models.storage import send
 
 import rollgen
-from rollgen.errors import UsageError
+from rollgen.errors import MissingFile, UsageError
 from rollgen.exporters.export import RECORD_FILE
 from rollgen.exporters.records import Records
 from rollgen.format.commit import WriterSlot
@@ -93,6 +94,17 @@ def test_what_the_plan_says(
     assert found.samples == owed
     assert re.fullmatch(broken, found.broken)
     assert [f": {owed}; " in note for note in found.notes] == [True] * bool(owed)
+
+
+@pytest.mark.parametrize("remote", [False, True], ids=["here", "in object storage"])
+@pytest.mark.parametrize("plan", [False, True], ids=["without a plan", "with one"])
+def test_a_list_of_retries_that_is_gone(plan: bool, remote: bool, write_part: Write) -> None:
+    """Beside a plan it is missed: without it groups that are to be made again would count as whole."""
+    directory = write_part(3, retried=(0, 2), plan=plan)
+    (directory / retry_file(1)).unlink()
+    place = send(directory, "memory://owed-test").url if remote else directory
+    with pytest.raises(MissingFile, match=f"^{place}/retry-1.parquet: missing") if plan else nullcontext():
+        assert Records(place).owed.samples is None
 
 
 def test_advantages_over_half_groups_are_refused(write_part: Write, tmp_path: Path) -> None:

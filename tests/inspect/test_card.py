@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
 import json
 import os
@@ -12,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
+from rollgen.errors import DatasetError
 from rollgen.format.reader import open_dataset
 from rollgen.format.schema import shard_schema
+from rollgen.inspect import card as module
 from rollgen.inspect.card import MEANINGS, dataset_card, markdown, write_card
 from rollgen.inspect.stats import stats_of
 
@@ -65,13 +68,14 @@ def test_a_mark_of_the_whole_card_is_known(make_dataset: Callable[..., Any]) -> 
     assert card.read_text() == written
 
 
-def test_front_matter_that_was_removed_stays_away(make_dataset: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("removed", ["", "\n"], ids=["front matter", "and the empty line below"])
+def test_front_matter_that_was_removed_stays_away(make_dataset: Callable[..., Any], removed: str) -> None:
     """A page of a hub may have its own: the text below is written again, and no licence is put in front."""
     directory = make_dataset(0).directory
     card = directory / "README.md"
     write_card(directory)
     text = card.read_text().partition("\n---\n")[2]
-    card.write_text(text)
+    card.write_text(text.removeprefix(removed))
     moved = directory.rename(directory.with_name("moved"))
     write_card(moved)
     written = (moved / "README.md").read_text()
@@ -93,6 +97,19 @@ def test_nothing_is_left_of_a_card_that_was_interrupted(
 
 def interrupted(*paths: Path) -> None:
     raise KeyboardInterrupt
+
+
+def test_an_error_is_the_first_one(make_dataset: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not that of taking away what was begun, which fails for the same reason."""
+    directory = make_dataset(0).directory
+    monkeypatch.setattr(module, "new_file", refused)
+    monkeypatch.setattr(Path, "unlink", refused)
+    with pytest.raises(DatasetError, match=r"README\.md: cannot be written: Read-only file system"):
+        write_card(directory)
+
+
+def refused(path: Path, **settings: object) -> None:
+    raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
 
 def test_edited_text_is_left_alone(make_dataset: Callable[..., Any]) -> None:

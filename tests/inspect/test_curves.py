@@ -155,10 +155,13 @@ def test_one_token_that_is_all_but_impossible(
     assert max(shown["items"][0]["nats"]) == min(-1000 * farthest, 1e6)
     (figure,) = [it for it in figures(stats, curves) if it.key == "logprobs"]
     assert len({*figure.data[0]["x"]}) == len(curves.logprobs)
-    assert ("The first bar holds all of the tokens below -47." in figure.sentence) is (farthest < -40)
+    assert ("The first bar holds all tokens of at most -47." in figure.sentence) is (farthest < -40)
+    (drawn,) = [it for it in figures(stats, curves) if it.key == "surprisal-by-position"]
+    assert (None in drawn.data[3]["y"]) is ("Means beyond 47 nats" in drawn.sentence) is (farthest < -200)
     console = Console(file=io.StringIO(), width=100)
     render(stats, console, curves)
-    assert ("all below -47, then to 0 nats" in console.file.getvalue()) is (farthest < -40)
+    assert ("all of at most -47, then to 0 nats" in console.file.getvalue()) is (farthest < -40)
+    assert ("min -3e+38 nats" in console.file.getvalue()) is (farthest == -3e38)
     write_card(directory)
 
 

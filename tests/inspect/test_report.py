@@ -292,6 +292,8 @@ def test_owed_retries_are_told_apart(make_again: Callable[[], Any]) -> None:
         ("data_1/report.html", "data_1 is another dataset; name a file beside it"),
         ("data_1/data/report.html", "data_1 is another dataset; name a file beside it"),
         ("linked/report.html", "data_1 is another dataset; name a file beside it"),
+        (f"{251 * 'x'}.html", "cannot be written: File name too long"),
+        (f"{256 * 'x'}/report.html", "cannot be written: File name too long"),
     ],
 )
 def test_targets_that_cannot_be(make_dataset: Callable[..., Any], tmp_path: Path, name: str, problem: str) -> None:
@@ -308,6 +310,14 @@ def test_targets_that_cannot_be(make_dataset: Callable[..., Any], tmp_path: Path
         write_report(directory, Path() if name == "." else tmp_path / name)
     assert (tmp_path / "own.html").read_text() == "<!DOCTYPE html><p>mine"
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_the_longest_name(make_dataset: Callable[..., Any], tmp_path: Path) -> None:
+    """Of 255 bytes, which a temporary name does not add to."""
+    pytest.importorskip("plotly")
+    target = tmp_path / f"{250 * 'x'}.html"
+    write_report(make_dataset(0).directory, target)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data_0", target.name]
 
 
 def test_without_plotly(monkeypatch: pytest.MonkeyPatch) -> None:

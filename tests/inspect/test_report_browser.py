@@ -216,6 +216,7 @@ def test_a_narrow_window_shows_the_support_when_asked(opened: Callable[..., Page
     page.locator("#response .token").nth(1).click()
     panel.get_by_role("button", name="Close").click()
     assert panel.is_hidden()
+    assert page.evaluate("document.activeElement.id") == "list"
     for key in ("Escape", "j"):
         page.locator("#response .token").nth(2).click()
         assert panel.is_visible()
@@ -322,6 +323,13 @@ def test_rewards_of_any_size(opened: Callable[..., Page], write_samples: Callabl
     figure.locator("summary").click()
     rows = [text.split("\t")[0] for text in figure.locator("tbody tr").all_inner_texts()]
     assert rows == ["-1e+38", "0", "0.00004"]
+
+
+def test_a_logprob_of_any_size(opened: Callable[..., Page], write_samples: Callable[..., Path]) -> None:
+    """It is drawn without styles that the policy forbids, and told without 38 digits."""
+    page = opened(write_samples([{"logprobs": np.array([-3e38] + [-1.0] * 7, np.float32)}, {}]))
+    draw_all(page)
+    assert "Mean logprob\n-3.75e+37 nats" in page.locator(".detail dl").inner_text()  # one of eight
 
 
 def test_runs_of_a_merged_dataset(opened: Callable[..., Page], merged: Path, tmp_path: Path) -> None:

@@ -116,10 +116,11 @@ def test_last_turn(prompt: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "expected"), [(1234.5, "1,234.5"), (3.0, "3"), (0.1239, "0.124"), (-1e-9, "0"), (100.0, "100")]
+    ("value", "expected"),
+    [(1234.5, "1,234.5"), (3.0, "3"), (0.1239, "0.124"), (-1e-9, "0"), (100.0, "100"), (-1.25e37, "-1.25e+37")],
 )
 def test_number(value: float, expected: str) -> None:
-    """Thousands are separated, trailing zeros dropped."""
+    """Thousands are separated, trailing zeros dropped; no lines of digits."""
     assert number(value) == expected
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections import Counter
@@ -12,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from models.vllm_server import free_port
 
 TESTS = Path(__file__).parents[1]
 
@@ -23,9 +23,7 @@ def test_processes_share_an_epoch(tmp_path: Path, tiny_model: Path, make_dataset
     over tokens, whoever has which: at a learning rate of 0 it is the same in both epochs.
     """
     stored = make_dataset(tmp_path / "stored", shards=2, prompts=3, n=2)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    environment = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    environment = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
     processes = [
         subprocess.Popen(
             [sys.executable, "-m", "models.trl_program", stored, tiny_model, tmp_path / "output"],
@@ -37,7 +35,7 @@ def test_processes_share_an_epoch(tmp_path: Path, tiny_model: Path, make_dataset
         for rank in range(2)
     ]
     try:
-        first, second = (json.loads(process.communicate(timeout=240)[0].splitlines()[-1]) for process in processes)
+        first, second = (json.loads(process.communicate(timeout=720)[0].splitlines()[-1]) for process in processes)
     finally:
         for process in processes:  # one waits for ever for the other, if that dies
             process.kill()

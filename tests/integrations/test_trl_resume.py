@@ -90,8 +90,10 @@ def test_compaction_between_two_runs_changes_nothing(tmp_path: Path, stored: Pat
     ("rewards", "difference"),
     [
         pytest.param("right", None, id="same"),
-        pytest.param("again", "the stored rewards 'right' are others", id="scored-again"),
-        pytest.param("other", "the stored rewards 'other' are others; the stored rewards 'right'", id="another-name"),
+        pytest.param("again", "the stored rewards 'right' are others, or of other tokens", id="scored-again"),
+        pytest.param(
+            "other", "the stored rewards 'other' are others, .*; the stored rewards 'right'", id="another-name"
+        ),
     ],
 )
 def test_other_rewards_are_refused(

@@ -76,6 +76,21 @@ def once(tmp_path: Path, templates: Path) -> Callable[[str, Callable[[], Path]],
 
 
 @pytest.fixture
+def dataset(
+    write_shards: Callable[..., Path],
+    make_completion: Callable[..., Completion],
+    once: Callable[[str, Callable[[], Path]], Path],
+) -> Path:
+    """Five shards of 3, 7, 1, 6 and 5 samples of 12 prompts, whose samples are spread over shards."""
+    sizes, shards, number = (3, 7, 1, 6, 5), [], 0
+    for size in sizes:
+        rows = [((number + place) % 12, (number + place) // 12) for place in range(size)]
+        shards.append([make_completion(p, k, tokens=3 + (5 * p + 7 * k) % 13) for p, k in rows])
+        number += size
+    return once("stream", lambda: write_shards(shards))
+
+
+@pytest.fixture
 def keys_of() -> Callable[[RolloutBatch], list[Key]]:
     """`keys_of(batch)`: (dataset, prompt, sample) of each of its rollouts, in order."""
 

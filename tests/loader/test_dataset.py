@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from rollgen.errors import DatasetError, UsageError
 from rollgen.format import reader
 from rollgen.format.row_groups import RowGroupCache
-from rollgen.loader import Rollout, RolloutDataset, collate
+from rollgen.loader import Rollout, RolloutDataset, RolloutStream, collate
 from rollgen.loader import index as index_module
 from rollgen.rollouts import Completion, Sampling
 
@@ -73,18 +73,13 @@ def test_support_logprobs_are_parallel_to_the_ids(write_shards: WriteShards, mak
 
 
 def test_a_filter(write_shards: WriteShards, written: list[list[Completion]]) -> None:
-    """What it keeps, in order."""
-    ds = RolloutDataset(write_shards(written), filter=pc.field("sample_index") == 3)
+    """What it keeps, in order; to keep nothing is a mistake."""
+    directory = write_shards(written)
+    ds = RolloutDataset(directory, filter=pc.field("sample_index") == 3)
     assert [(rollout.prompt_index, rollout.sample_index) for rollout in ds] == [(0, 3), (2, 3)]
-
-
-def test_what_is_no_place_of_a_dataset(tmp_path: Path) -> None:
-    """A list of them, or a file."""
-    with pytest.raises(UsageError, match=r"path of its directory or as its URL, not as list$"):
-        RolloutDataset([tmp_path])  # type: ignore[arg-type]
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match=f"^{tmp_path / 'file'}: is a file, not a dataset's directory$"):
-        RolloutDataset(tmp_path / "file")
+    for read in (RolloutDataset, RolloutStream):
+        with pytest.raises(UsageError, match=f"^{directory}: no sample to read passes the filter$"):
+            read(directory, filter=pc.field("sample_index") == 9)
 
 
 @pytest.mark.parametrize("index", [11, -12, 10**12])

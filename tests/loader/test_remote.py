@@ -23,7 +23,8 @@ from rollgen.errors import DatasetError, MissingFile, ResumeRefused, Unreadable,
 from rollgen.format.commit import Holder
 from rollgen.format.retries import RetryList
 from rollgen.loader import Rollout, RolloutBatch, RolloutDataset, RolloutStream, collate
-from rollgen.loader.index import open_index, place_of
+from rollgen.loader.index import open_index
+from rollgen.loader.places import place_of
 from rollgen.ops import Support
 from rollgen.remote.lease import Lease, Watch, lock_name
 from rollgen.remote.objects import ObjectStore

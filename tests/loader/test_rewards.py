@@ -95,7 +95,9 @@ def test_samples_without_a_reward(dataset: Path) -> None:
     """How many, and the command; what a filter leaves out needs none."""
     write_rewards(dataset, "correct", lambda row: None, only=lambda row: row["prompt_index"] == 2)
     command = rf"`rollgen score {dataset} --with scorers:score --name correct` scores what it can of them"
-    others = "if they cannot have a reward, score with a function that returns 0, or leave them out .* with filter=$"
+    others = (
+        "if they cannot have a reward, score with a function that returns 0, or leave them out with the filter= of "
+    )
     with pytest.raises(UsageError, match=rf"^{dataset}: 2 of 12 samples have no 'correct'; {command}; {others}"):
         RolloutDataset(dataset, rewards="correct")
     import pyarrow.compute as pc
@@ -116,7 +118,8 @@ def test_rewards_of_two_scorers(dataset: Path, tmp_path: Path, make_dataset: Cal
     """One name in two datasets: they are not comparable, and a batch would have both."""
     other = make_dataset(tmp_path / "other")
     write_rewards(other, "correct", number_of, scorer=ScorerRecord("scorers:another", "0" * 64))
-    with pytest.raises(UsageError, match=rf"^{other}: its rewards 'correct' are by another scorer than those of"):
+    message = rf"^{other}: its rewards 'correct' are by another scorer .* with the other's scorer and --rescore$"
+    with pytest.raises(UsageError, match=message):
         RolloutStream([dataset, other], rewards="correct")
     assert RolloutStream([other], rewards="correct").samples == 12
 
@@ -131,10 +134,30 @@ def test_a_state_is_of_its_rewards(dataset: Path) -> None:
     for rewards in ("correct", "other", None):
         with pytest.raises(ResumeRefused, match=message):
             RolloutStream(dataset, rewards=rewards).load_state_dict(state)
-    del state["rewards"]  # as of a stream that had none
-    RolloutStream(dataset).load_state_dict(state)
     with pytest.raises(ResumeRefused, match=message):
-        RolloutStream(dataset, rewards="other").load_state_dict(state)
+        RolloutStream(dataset, rewards="other").load_state_dict(RolloutStream(dataset).state_dict())
+
+
+def test_a_state_that_does_not_say_its_rewards(dataset: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It continues, with one line in the log where there is something to compare."""
+    state = RolloutStream(dataset, rewards="correct").state_dict()
+    del state["rewards"]
+    RolloutStream(dataset).load_state_dict(state)
+    assert not caplog.records
+    RolloutStream(dataset, rewards="other").load_state_dict(state)
+    (line,) = caplog.messages
+    assert line.startswith("the state does not say which rewards it is of")
+
+
+def test_rewards_of_other_tokens_are_others(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sample that was made again and scored the same is not the one that a run has learned from."""
+    index = RolloutDataset(dataset, rewards=["correct", "correct.format", "other"]).index
+    monkeypatch.setattr("models.rewards.crc_of", lambda ids: 1)
+    write_rewards(dataset, "correct", lambda row: {"reward": number_of(row), "format": -number_of(row)})
+    made_again = RolloutDataset(dataset, rewards=["correct", "correct.format", "other"]).index
+    assert made_again.samples_fingerprint() == index.samples_fingerprint()
+    was, now = index.reward_fingerprints(), made_again.reward_fingerprints()
+    assert [name for name in was if was[name] != now[name]] == ["correct", "correct.format"]
 
 
 @pytest.mark.parametrize("rewards", [3, [None], b"v", {"correct": 1}])
@@ -213,7 +236,8 @@ def test_damage_in_the_rewards(dataset: Path) -> None:
 
 def test_object_storage() -> None:
     """For now."""
-    from rollgen.loader.index import Index, place_of
+    from rollgen.loader.index import Index
+    from rollgen.loader.places import place_of
     from rollgen.loader.rewards import with_rewards
 
     index: Index = None  # type: ignore[assignment]

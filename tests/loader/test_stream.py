@@ -13,14 +13,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pyarrow.compute as pc
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rollgen.errors import DatasetError, ResumeRefused, UsageError
+from rollgen.errors import DatasetError, UsageError
 from rollgen.format.commit import WriterSlot
 from rollgen.loader import RolloutBatch, RolloutStream, schedule
 from rollgen.loader.stream import _ahead
@@ -32,19 +31,6 @@ MakeCompletion = Callable[..., Completion]
 WriteShards = Callable[..., Path]
 
 TOKENS = 40
-
-
-@pytest.fixture
-def dataset(
-    write_shards: WriteShards, make_completion: MakeCompletion, once: Callable[[str, Callable[[], Path]], Path]
-) -> Path:
-    """Five shards of 3, 7, 1, 6 and 5 samples of 12 prompts, whose samples are spread over shards."""
-    sizes, shards, number = (3, 7, 1, 6, 5), [], 0
-    for size in sizes:
-        rows = [((number + place) % 12, (number + place) // 12) for place in range(size)]
-        shards.append([make_completion(p, k, tokens=3 + (5 * p + 7 * k) % 13) for p, k in rows])
-        number += size
-    return once("stream", lambda: write_shards(shards))
 
 
 def epochs(stream: RolloutStream, keys_of: KeysOf, count: int) -> list[list[list[Key]]]:
@@ -217,108 +203,11 @@ def test_uneven_ends(dataset: Path, keys_of: KeysOf, uneven: schedule.Uneven) ->
         assert [batches[1] > 0 for batches in sizes] == [True] + [False] * (world_size - 1)
 
 
-CHANGES: dict[str, dict[str, Any]] = {
-    "batch_tokens": {"batch_tokens": 50},
-    "shuffle": {"shuffle": False},
-    "seed": {"seed": 1},
-    "group_by_prompt": {"group_by_prompt": True},
-    "bucket_by_length": {"bucket_by_length": True},
-    "shuffle_window": {"shuffle_window": 77},
-}
-
-
-@pytest.mark.parametrize("name", CHANGES)
-def test_another_setting_is_refused_by_name(dataset: Path, name: str) -> None:
-    """A position would mean other samples."""
-    state = RolloutStream(dataset, **{"batch_tokens": TOKENS}).state_dict()
-    with pytest.raises(ResumeRefused, match=f"cannot continue from the state: {name} was .*, is "):
-        RolloutStream(dataset, **({"batch_tokens": TOKENS} | CHANGES[name])).load_state_dict(state)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"layout": "packed", "pad_id": 5},
-        {"on_damage": "skip", "uneven": "drop"},
-        {"prefetch": 0, "cache_bytes": 0},
-        {"rank": 1, "world_size": 2},
-        {"filter": pc.field("prompt_length") > 0, "allow_unreplayable": True},
-    ],
-    ids=lambda changes: next(iter(changes)),
-)
-def test_settings_that_do_not_move_samples_may_change(dataset: Path, changes: dict[str, Any]) -> None:
-    """How a batch looks, who gets it, and a filter that keeps everything are no part of the order."""
-    RolloutStream(dataset, **changes).load_state_dict(RolloutStream(dataset).state_dict())
-
-
-def test_another_dataset_is_refused(
-    tmp_path: Path, dataset: Path, write_shards: WriteShards, make_completion: MakeCompletion
-) -> None:
-    """One with a shard more, say. The same one elsewhere is the same."""
-    state = RolloutStream(dataset).state_dict()
-    moved = dataset.rename(tmp_path / "moved")
-    RolloutStream(moved).load_state_dict(state)
-    with pytest.raises(ResumeRefused, match="the dataset, or what the filter keeps of it, has changed since"):
-        RolloutStream(write_shards([[make_completion(0, 0)]])).load_state_dict(state)
-    with pytest.raises(ResumeRefused, match="the dataset, or what the filter keeps"):
-        RolloutStream(moved, filter=pc.field("sample_index") == 0).load_state_dict(state)
-
-
-@pytest.mark.parametrize("name", ["version", "dataset", "seed", "position"])
-def test_what_is_no_state(dataset: Path, name: str) -> None:
-    """It says which part is missing."""
-    state = RolloutStream(dataset).state_dict()
-    del state[name]
-    with pytest.raises(UsageError, match=f"not the state of a stream: it has no '{name}'"):
-        RolloutStream(dataset).load_state_dict(state)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"position": -1}, "position must be a whole number"),
-        ({"position": 1.5}, "position must be a whole number"),
-        ({"position": "1"}, "position must be a whole number"),
-        ({"epoch": None}, "epoch must be a whole number"),
-        ({"position": 999}, "epoch 0 has no batch 999"),
-        ({"done": -2}, "done must be a whole number"),
-    ],
-    ids=str,
-)
-def test_what_is_no_place(dataset: Path, changes: dict[str, Any], message: str) -> None:
-    """A position that no batch has would be an epoch of other samples."""
-    state = RolloutStream(dataset).state_dict()
-    with pytest.raises(UsageError, match=message):
-        RolloutStream(dataset).load_state_dict(state | changes)
-
-
-def test_numbers_of_numpy_are_numbers(dataset: Path) -> None:
-    """What a configuration was computed with does not matter."""
-    stream = RolloutStream(dataset, batch_tokens=np.int64(TOKENS), seed=np.int32(0))
-    json.dumps(stream.state_dict())
-    assert stream.state_dict() == RolloutStream(dataset, batch_tokens=TOKENS).state_dict()
-
-
 def test_fewer_batches_than_ranks(dataset: Path, caplog: pytest.LogCaptureFixture) -> None:
     """With `drop` nothing is left, which the log says."""
     stream = RolloutStream(dataset, batch_tokens=10**6, rank=0, world_size=2, uneven="drop")
     assert (list(stream), stream.steps(0)) == ([], 0)
     assert "epoch 0: fewer batches than ranks are left: all are dropped" in caplog.text
-
-
-def test_a_batch_of_another_origin_has_no_state(dataset: Path) -> None:
-    """`collate` knows no position."""
-    stream = RolloutStream(dataset)
-    batch = next(iter(stream))
-    with pytest.raises(UsageError, match="did not come from a stream"):
-        stream.state_dict(RolloutBatch(**{name: getattr(batch, name) for name in batch.__slots__} | {"cursor": None}))
-
-
-def test_batches_survive_moving(dataset: Path) -> None:
-    """The state can be asked of what `to` returned."""
-    stream = RolloutStream(dataset, batch_tokens=TOKENS)
-    batch = next(iter(stream))
-    assert stream.state_dict(batch.to("meta")) == stream.state_dict(batch)
 
 
 def test_oversized_samples_are_reported_once(dataset: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -19,7 +19,7 @@ START_SECONDS = 600
 STOP_SECONDS = 20
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """One that nobody is given by the system meanwhile, nor by Ray: until the server has it takes many seconds."""
     while True:
         with suppress(OSError), socket.create_server(("127.0.0.1", random.randrange(20_000, 32_000))) as free:
@@ -30,7 +30,7 @@ class VllmServer:
     """vLLM's server with a tiny model in float32. Keeps its port when it is started again."""
 
     def __init__(self, model: Path, scratch: Path, flags: Sequence[str], environment: Mapping[str, str]) -> None:
-        self.port = _free_port()
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._log = scratch / f"{self.port}.log"
         own = {"TMPDIR": str(scratch), "VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}

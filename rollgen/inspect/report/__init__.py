@@ -9,13 +9,14 @@ page           puts it, plotly.js, and the scripts and style sheets of `assets/`
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from rollgen.directory import inside_dataset
 from rollgen.errors import DatasetError, UsageError
-from rollgen.format.files import new_file, open_regular
+from rollgen.format.files import new_file, open_regular, temporary_beside
 from rollgen.format.layout import OWN_PLACES
 from rollgen.format.reader import open_dataset
 from rollgen.inspect.curves import curves_of
@@ -52,7 +53,7 @@ def write_report(directory: Path, target: Path) -> Report:
     stats = stats_of(dataset, rewards)
     content = report_content(dataset, stats, curves_of(dataset, stats), rewards)
     page = render_page(content, plotly_js).encode()
-    temporary = target.with_name(f".tmp-{target.name}-{os.getpid()}")
+    temporary = temporary_beside(target)
     try:
         with new_file(temporary) as file:
             file.write(page)
@@ -60,7 +61,8 @@ def write_report(directory: Path, target: Path) -> Report:
     except OSError as error:
         raise UsageError(f"--html {target}: cannot be written: {error.strerror or error}") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # renamed, it is not there; where it cannot be removed, the error is the first one
+            temporary.unlink()
     samples = content["samples"]
     return Report(str(target), len(page), len(samples["items"]), samples["of"])
 
@@ -70,6 +72,12 @@ def check_target(directory: Path, target: Path) -> None:
     something else."""
     if target.suffix.lower() not in _SUFFIXES:
         raise UsageError(f"--html {target.name or repr('')}: name a file that ends in .html")
+    try:
+        target.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:  # a name that is too long, a loop of links, a permission
+        raise UsageError(f"--html {target}: cannot be written: {error.strerror or error}") from None
     if not target.parent.is_dir():
         wrong = "is not a directory" if os.path.lexists(target.parent) else "is not there; make it first"
         raise UsageError(f"--html {target}: {target.parent} {wrong}")

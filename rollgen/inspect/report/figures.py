@@ -8,6 +8,7 @@ apart, patterns, dashes or labels tell apart too. Text from the data is brief an
 from __future__ import annotations
 
 import html
+import math
 import textwrap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -163,7 +164,9 @@ def _surprisal_by_position(curves: Curves) -> Iterator[Figure]:
     parts = list(curves.stretches)
     if not parts:
         return
-    data = _band(parts, [part.surprisal for part in parts], "@orange", "nats")
+    reach = -curves.logprobs[0].high if curves.logprobs[0].low is None else math.inf
+    data = _band(parts, [part.surprisal for part in parts], "@orange", "nats", reach)
+    beyond = f" Means beyond {number(reach)} nats are in the numbers only."
     exact = [(part, part.entropy) for part in parts if part.entropy is not None]
     told = ""
     if exact:
@@ -183,6 +186,7 @@ def _surprisal_by_position(curves: Curves) -> Iterator[Figure]:
     sentence = (
         "Surprisal is minus the logprob of the sampled token; its mean (dots) estimates the entropy of the policy. "
         f"{told}A fall towards 0 is a policy that has stopped exploring. {_reach(parts[-1].surprisal)}"
+        f"{beyond if any(part.surprisal.mean > reach for part in parts) else ''}"
     )
     yield Figure(
         "surprisal-by-position",
@@ -213,8 +217,14 @@ def _quartile_row(part: Stretch, values: Quartiles) -> tuple[Cell, ...]:
     return (part.start, part.stop - 1, values.tokens, *quartiles, round(values.mean, 4))
 
 
-def _band(parts: Sequence[Stretch], values: Sequence[Quartiles], color: str, unit: str) -> list[Trace]:
-    """Quartiles as a band, the median as a line, the mean as dots."""
+def _band(
+    parts: Sequence[Stretch], values: Sequence[Quartiles], color: str, unit: str, reach: float = math.inf
+) -> list[Trace]:
+    """Quartiles as a band, the median as a line, the mean as dots, none of them beyond `reach`.
+
+    One token may have any finite logprob: a mean of 37 digits would flatten all else, and plotly would write it in
+    styles that the page's policy forbids.
+    """
     x = [_middle(part) for part in parts]
     base = {"type": "scatter", "x": x}
     edge = base | {"mode": "lines", "line": {"width": 0, "color": color}, "hoverinfo": "skip"}
@@ -232,7 +242,10 @@ def _band(parts: Sequence[Stretch], values: Sequence[Quartiles], color: str, uni
         base | median | {"y": [v.median for v in values], "hovertemplate": hover},
         base
         | dots
-        | {"y": [round(v.mean, 4) for v in values], "hovertemplate": f"mean %{{y:.3f}} {unit}<extra></extra>"},
+        | {
+            "y": [round(v.mean, 4) if v.mean <= reach else None for v in values],
+            "hovertemplate": f"mean %{{y:.3f}} {unit}<extra></extra>",
+        },
     ]
 
 
@@ -254,7 +267,7 @@ def _logprobs(curves: Curves) -> Iterator[Figure]:
         "marker": {"color": "@purple", "line": {"color": "@background", "width": 1}},
         "hovertemplate": "%{customdata} nats: %{y:.3~g} % of tokens<extra></extra>",
     }
-    beyond = f" The first bar holds all of the tokens below {number(bars[0].high)}." if bars[0].low is None else ""
+    beyond = f" The first bar holds all tokens of at most {number(bars[0].high)}." if bars[0].low is None else ""
     sentence = (
         "How likely the tokens were that were sampled: at 0 certain, at -1 one in 3, at -3 one in 20, at -5 one in "
         f"150. Not in it are the {share(singletons, tokens)} with a support of one id, whose logprob is 0. Mind the "

@@ -26,8 +26,11 @@ function make(tag, attributes = {}, ...children) {
 }
 
 const count = (number) => (number + 0).toLocaleString("en"); // + 0: of 0 no "-0"
-const rounded = (number, digits) =>
-  (Number(number.toFixed(digits)) + 0).toLocaleString("en", { maximumFractionDigits: digits });
 /** Of a value of any size six digits: 0.0004, 1e+38. */
 const significant = (number) => String(Number(number.toPrecision(6)));
+/** To so many decimals; a logprob may have 38 digits before them. */
+const rounded = (number, digits) =>
+  Math.abs(number) >= 1e15
+    ? significant(number)
+    : (Number(number.toFixed(digits)) + 0).toLocaleString("en", { maximumFractionDigits: digits });
 const plural = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;

@@ -9,7 +9,7 @@ const detail = make("div", { class: "detail" });
 const panel = make("aside", { class: "panel", "aria-label": "Support of a token" });
 /** Only a narrow window closes it: there it lies over the sample. */
 const closePanel = () => panel.classList.remove("open");
-const closeButton = make("button", { type: "button", class: "close", on: { click: closePanel } }, "Close");
+const closeButton = make("button", { type: "button", class: "close", on: { click: leaveResponse } }, "Close");
 
 const reference = (item) => `${item.run === null ? "" : `${item.run}/`}${item.id}:${item.sample}`;
 
