@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -33,6 +34,9 @@ from rollgen.rollouts import Completion, Prompt, Sampling, WeightVersions, sampl
 
 if TYPE_CHECKING:
     from models.runs import Runs
+
+# Under nohup it is ignored, and would be by every process that a test starts.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # How long an example takes is the machine's: by default 0.2 s are too long.
 settings.register_profile("rollgen", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -110,8 +110,8 @@ def merge(
     """Make one dataset, in the new directory `out`, of the current rows of several.
 
     `names` are what their runs are called, by default as their directories are; `drop` are optional columns to be left
-    out. `clean` replaces the dataset that `out` holds. A `dry_run` reads keys, and the
-    tokens of samples that runs may have in common, and writes nothing.
+    out. `clean` replaces the dataset that `out` holds. A `dry_run` reads keys, and tokens of samples that runs may have
+    in common; it writes nothing.
 
     Raises UsageError for datasets that do not go together, names that are not unique, or an `out` that holds something;
     ResumeRefused while a writer of one of them is alive; and DatasetError for damage or when the disk is full.

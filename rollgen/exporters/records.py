@@ -76,8 +76,7 @@ class Records:
     """All samples of a dataset, by group.
 
     `reward` names a stored reward; `advantages` is how they become advantages, a `kind` of `ops.group_advantages`, or
-    None for a trainer that makes its own.
-    With `routed_experts` blocks have those of their tokens.
+    None for a trainer that makes its own. With `routed_experts` blocks have those of their tokens.
 
     Raises DatasetError when there is no complete, undamaged dataset, and UsageError when it holds no sample, when it
     holds samples that cannot be replayed (unless `allow_unreplayable`), when a sample has no such reward, when rewards
