@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import shutil
 import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from models.deaths import Killed, contents, dying
+from models.deaths import Killed, contents, dying, killed
 from models.disk import largest_file
 
 from rollgen.curate.compact import compact
@@ -115,25 +113,6 @@ def test_killed_at_every_step(
     assert set(seen) == {"old", "new", "refused"}, "not every state has been tried"
 
 
-KILL = """
-import os, signal, sys
-from pathlib import Path
-from rollgen.curate.compact import compact
-
-name, at, real = sys.argv[2], int(sys.argv[3]), getattr(os, sys.argv[2])
-
-def step(*arguments, **named):
-    global at
-    at -= 1
-    if at == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return real(*arguments, **named)
-
-setattr(os, name, step)
-compact(Path(sys.argv[1]))
-"""
-
-
 @pytest.mark.parametrize(("call", "at"), [("fsync", 2), ("unlink", 2)], ids=["before the switch", "after it"])
 def test_sigkill(split: Path, read_shards: ReadShards, call: str, at: int) -> None:
     """A real one, of a real process: the lock is free again, and the next command does what is left.
@@ -141,8 +120,7 @@ def test_sigkill(split: Path, read_shards: ReadShards, call: str, at: int) -> No
     The first fsync is that of the lock file, the second that of the first shard.
     """
     old = read_shards(split)
-    killed = subprocess.run([sys.executable, "-c", KILL, str(split), call, str(at)], check=False, timeout=60)
-    assert killed.returncode == -signal.SIGKILL
+    assert killed("compact", split, name=call, at=at) == -signal.SIGKILL
     assert list((split / "data").glob(".tmp-compact-*"))
     if call == "fsync":
         copy = Path(shutil.copytree(split, split.parent / "copy"))

@@ -5,15 +5,13 @@ from __future__ import annotations
 import itertools
 import shutil
 import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from models.deaths import STEPS, Killed, contents, dying
+from models.deaths import STEPS, Killed, contents, dying, killed
 from models.disk import largest_file
 
 from rollgen.curate.merge import merge
@@ -141,32 +139,11 @@ def test_a_full_disk_leaves_what_there_was(tmp_path: Path, make_run: MakeRun) ->
     assert contents(old) == held
 
 
-KILL = """
-import os, signal, sys
-from pathlib import Path
-from rollgen.curate.merge import merge
-
-name, at, real = sys.argv[4], int(sys.argv[5]), getattr(os, sys.argv[4])
-
-def step(*arguments, **named):
-    global at
-    at -= 1
-    if at == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return real(*arguments, **named)
-
-setattr(os, name, step)
-merge([Path(sys.argv[1]), Path(sys.argv[2])], Path(sys.argv[3]))
-"""
-
-
 @pytest.mark.parametrize(("call", "at", "clean"), [("fsync", 2, False), ("link", 2, True)], ids=["building", "naming"])
 def test_sigkill(two: list[Path], tmp_path: Path, call: str, at: int, clean: bool) -> None:
     """A real one, of a real process. The second fsync is that of the shard, the second link that of the manifest."""
     out = tmp_path / "out"
-    arguments = [*map(str, two), str(out), call, str(at)]
-    killed = subprocess.run([sys.executable, "-c", KILL, *arguments], check=False, timeout=60)
-    assert killed.returncode == -signal.SIGKILL
+    assert killed("merge", *two, out, name=call, at=at) == -signal.SIGKILL
     assert bool(list_shards(out)) is clean
     merge(two, out, clean=clean)
     assert verify_dataset(out).is_clean

@@ -1,14 +1,15 @@
-"""Death at any step of what runs in this process, and what must be there afterwards."""
+"""Death at any step of what runs, in this process or in one of its own, and what must be there afterwards."""
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -47,6 +48,37 @@ def dying(
             module, _, attribute = name.rpartition(".")
             patch.setattr(name, step(getattr(sys.modules[module], attribute)))
         yield count
+
+
+_KILLED = """
+import os, signal, sys
+from pathlib import Path
+from rollgen.curate.compact import compact
+from rollgen.curate.merge import merge
+
+call, name, at, *places = sys.argv[1:]
+at, real, places = int(at), getattr(os, name), [Path(place) for place in places]
+
+def step(*arguments, **named):
+    global at
+    at -= 1
+    if at == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(*arguments, **named)
+
+setattr(os, name, step)
+if call == "compact":
+    compact(*places)
+else:
+    merge(places[:-1], places[-1])
+"""
+
+
+def killed(call: Literal["compact", "merge"], *places: Path, name: str, at: int) -> int:
+    """The exit code of a process that is killed by a signal before its `at`-th `os.<name>`: it compacts a dataset, or
+    merges some into the last place."""
+    arguments = [call, name, str(at), *map(str, places)]
+    return subprocess.run([sys.executable, "-c", _KILLED, *arguments], check=False, timeout=60).returncode
 
 
 def contents(directory: Path) -> dict[str, bytes]:
