@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from rollgen.errors import MissingFile, UsageError
-from rollgen.format.keys import Keys
 from rollgen.format.retries import read_retries
 from rollgen.format.schema import PLAN_FILE
 from rollgen.inert import brief
@@ -74,7 +73,7 @@ def owed_of(index: Index, place: Place) -> Owed:
 
 
 def _of_plan(index: Index, planned: Planned) -> Owed:
-    plan, keys = planned.plan, Keys(index.prompt_index, index.sample_index, index.generation)
+    plan, keys = planned.plan, index.keys
     stored = keys.take(planned.is_planned(keys))
     latest = np.full(plan.samples, -1, np.int32)  # generation of each planned sample, -1 for none
     latest[plan.offsets[stored.prompt_index] + stored.sample_index] = stored.generation

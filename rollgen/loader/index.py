@@ -108,6 +108,11 @@ class Index:
         """Of the model or models that sampled."""
         return self.datasets[0].manifest.vocab_size
 
+    @property
+    def keys(self) -> Keys:
+        """Of the samples."""
+        return Keys(self.prompt_index, self.sample_index, self.generation)
+
     def locate(self, samples: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Row group, and row inside it, of these samples (numbers below S)."""
         rows = self.rows[samples]
@@ -213,7 +218,7 @@ class Index:
 
     def _by_key(self) -> Int64Array:
         """int64 [S]"""
-        order: Int64Array = np.lexsort((self.generation, self.sample_index, self.prompt_index, self.dataset))
+        order: Int64Array = np.lexsort((*reversed(self.keys), self.dataset))
         return order
 
 

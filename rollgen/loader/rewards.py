@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from rollgen.errors import UsageError
-from rollgen.format.keys import Keys
 from rollgen.format.reader import StoredDataset
 from rollgen.format.rewards import (
     UNREWARDABLE,
@@ -104,7 +103,6 @@ def with_rewards(index: Index, places: Sequence[Place], names: Sequence[str]) ->
             raise UsageError(f"{place.url}: rewards are not read from object storage; copy the dataset here")
     columns = {name: _column_of(name) for name in names}
     of_dataset = [np.flatnonzero(index.dataset == number) for number in range(len(index.datasets))]
-    keys = Keys(index.prompt_index, index.sample_index, index.generation)
     values = {name: np.full(len(index), np.nan) for name in columns}
     checksums = {name: np.zeros(len(index), np.int64) for name, _ in columns.values()}
     scorers: dict[str, ScorerRecord] = {}
@@ -118,7 +116,7 @@ def with_rewards(index: Index, places: Sequence[Place], names: Sequence[str]) ->
                     f"{stored.directory}: its rewards {name!r} are by another scorer than those of "
                     f"{index.datasets[0].directory}; score one of them again with the other's scorer and --rescore"
                 )
-            row = rewards.rows_of(keys.take(members))
+            row = rewards.rows_of(index.keys.take(members))
             there = row >= 0
             checksum[members[there]] = rewards.tokens_crc32[row[there]]
             for each, column in wanted.items():
