@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
 
 # Under nohup it is ignored, and would be by every process that a test starts.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+# Ray starts its processes with a niceness of 15: beside tests that fill all cores they would wait for minutes.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 # How long an example takes is the machine's: by default 0.2 s are too long.
 settings.register_profile("rollgen", deadline=None, suppress_health_check=[HealthCheck.too_slow])

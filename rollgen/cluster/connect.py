@@ -45,6 +45,7 @@ def connect(address: str, given_up: Callable[[], bool] = lambda: False) -> ExitS
         settings: dict[str, Any] = {"address": address if address == AUTO else found.place}
     else:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_worker_niceness", "0")  # not Ray's 15: engines are no work for the background
         settings = {"address": LOCAL, "include_dashboard": False, "object_store_memory": LOCAL_STORE_BYTES}
     with ExitStack() as on_error:
         on_error.enter_context(redirect_stdout(sys.stderr))

@@ -156,12 +156,12 @@ def test_the_program_through_a_pipe(hostile: Path) -> None:
     """Plain text without colours or a bar, and no line is broken at 80 columns; a reader that goes away is no error."""
     environment = os.environ | {"COLUMNS": "80", "TERM": "xterm-256color"}
     program = f"{sys.executable} -c 'from rollgen.cli.app import main; main()' verify {hostile}"
-    finished = subprocess.run(["bash", "-c", program], env=environment, capture_output=True, timeout=60, check=False)
+    finished = subprocess.run(["bash", "-c", program], env=environment, capture_output=True, timeout=180, check=False)
     assert (finished.returncode, finished.stderr) == (1, b"")
     assert finished.stdout.decode().splitlines() == run(hostile).stdout.splitlines()
     assert b"\x1b" not in finished.stdout
     gone = subprocess.run(
-        ["bash", "-c", f"set -o pipefail; {program} | true"], capture_output=True, timeout=60, check=False
+        ["bash", "-c", f"set -o pipefail; {program} | true"], capture_output=True, timeout=180, check=False
     )
     assert gone.stderr == b""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -35,8 +36,24 @@ def test_who_gives_up_is_let_go_whatever_ray_does(local_ray: None) -> None:
         )
     )
     with gate(ray.get_runtime_context().gcs_address) as address:
-        ended = subprocess.run([sys.executable, "-c", program, address], capture_output=True, text=True, timeout=60)
+        ended = subprocess.run([sys.executable, "-c", program, address], capture_output=True, text=True, timeout=180)
     assert (ended.returncode, ended.stdout) == (0, "interrupted while the cluster was waited for\n"), ended.stderr
+
+
+def test_engines_do_not_wait_for_others() -> None:
+    """A Ray that is started here gives its processes no niceness, as Ray otherwise does."""
+    program = "\n".join(
+        (
+            "import os, ray",
+            "from rollgen.cluster.connect import connect",
+            "with connect('local'): niceness = ray.get(ray.remote(lambda: os.nice(0)).remote())",
+            "print(niceness - os.nice(0))",
+        )
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_worker_niceness"}
+    command = [sys.executable, "-c", program]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180)
+    assert (ended.returncode, ended.stdout) == (0, "0\n"), ended.stderr
 
 
 def test_ray_connects_to_nothing_by_itself() -> None:

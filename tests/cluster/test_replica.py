@@ -107,7 +107,7 @@ def test_a_stop_counts_also_where_another_process_was_faster(
         with ShardWriter(place, read_manifest(driver.directory), commit_interval=60) as writer:
             writer.add(make_completion(0, 0))
         await board.stop.remote()
-        await asyncio.wait_for(making, 60)
+        await asyncio.wait_for(making, 180)
 
     asyncio.run(scene())
     [added] = set(list_shards(driver.directory)) - set(before)
@@ -122,7 +122,7 @@ def test_locks_that_do_not_reach_this_node_are_named(replica: Replica, board: An
     path.write_bytes(content)
 
     async def scene() -> Refused:
-        await asyncio.wait_for(make(replica), 60)
+        await asyncio.wait_for(make(replica), 180)
         return await news(board, Refused)
 
     refused = asyncio.run(scene())
@@ -137,7 +137,7 @@ def test_what_a_node_cannot_write_is_told_with_its_name(replica: Replica, board:
     data.touch()
 
     async def scene() -> Refused:
-        await asyncio.wait_for(make(replica), 60)
+        await asyncio.wait_for(make(replica), 180)
         return await news(board, Refused)
 
     refused = asyncio.run(scene())

@@ -146,6 +146,6 @@ def test_memory_is_not_that_of_a_table_for_each_row(
             for number in range(odd, MANY, 2):
                 writer.add(replace(made[number % 64], prompt_id=f"p{number}", prompt_index=number))
             writer.flush()
-    done = subprocess.run([sys.executable, "-c", MEMORY, str(tmp_path)], check=True, capture_output=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", MEMORY, str(tmp_path)], check=True, capture_output=True, timeout=180)
     assert int(done.stdout) < 150 << 20
     assert len(open_dataset(tmp_path).shards) == 1

@@ -100,7 +100,7 @@ class Scoring:
         killed = running.poll() is None
         with suppress(ProcessLookupError):  # it has ended by itself
             os.killpg(running.pid, signal.SIGKILL)
-        _, error = running.communicate(timeout=60)
+        _, error = running.communicate(timeout=180)
         assert killed or running.returncode == 0, error
         assert not {key for key, _ in before} & set(self.called()), "what had a reward was scored again"
         return killed
@@ -114,7 +114,7 @@ def scoring(tmp_path: Path, make_dataset: Callable[..., Path]) -> Scoring:
 
 def finish(scoring: Scoring, *options: str) -> None:
     running = scoring.start(*options)
-    output, error = running.communicate(timeout=120)
+    output, error = running.communicate(timeout=180)
     assert running.returncode == 0, error
     assert "could not" not in output
 

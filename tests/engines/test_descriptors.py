@@ -38,5 +38,5 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1100))
 from rollgen.engines.descriptors import afford
 print(afford(100), resource.getrlimit(resource.RLIMIT_NOFILE), afford(900), resource.getrlimit(resource.RLIMIT_NOFILE))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=180)
     assert done.stdout.strip() == "100 (1024, 1100) 844 (1100, 1100)"

@@ -229,7 +229,7 @@ def test_an_interrupted_export_is_none(number: signal.Signals, write_odd: Callab
     """All data is written when the signal comes: `out` is not there, and what SIGKILL leaves is a temporary name."""
     directory, out = write_odd(), tmp_path / "out"
     arguments = [sys.executable, "-c", KILLED, str(directory), str(out), str(int(number))]
-    done = subprocess.run(arguments, capture_output=True, timeout=120, check=False)
+    done = subprocess.run(arguments, capture_output=True, timeout=180, check=False)
     assert done.returncode == (-number if number == signal.SIGKILL else -signal.SIGINT), done.stderr
     left = sorted({path.name for path in tmp_path.iterdir()} - {"dataset"})
     assert [name.startswith(".tmp-out-") for name in left] == [True] * (number == signal.SIGKILL)

@@ -91,7 +91,7 @@ def test_of_many_racers_one_wins(tmp_path: Path) -> None:
         assert racer.stdin is not None
         racer.stdin.close()  # the starting shot
         racer.stdin = None
-    outcomes = {name: racer.communicate(timeout=30)[0] for name, racer in racers.items()}
+    outcomes = {name: racer.communicate(timeout=180)[0] for name, racer in racers.items()}
     assert sorted(outcomes.values()) == ["False\n"] * 3 + ["True\n"]
     [winner] = [name for name, created in outcomes.items() if created == "True\n"]
     assert read_manifest(tmp_path).created_at == winner

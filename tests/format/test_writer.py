@@ -270,7 +270,7 @@ def test_full_disk_leaves_what_was_committed(tmp_path: Path) -> None:
     """A file size limit stands in for a full disk: one clear error, the temporary file gone, the first shard whole."""
     tests = Path(__file__).parents[1]
     command = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
-    done = subprocess.run(command, cwd=tests, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(command, cwd=tests, capture_output=True, text=True, check=True, timeout=180)
     assert done.stderr == ""
     assert done.stdout.startswith(f"{tmp_path}/data/.tmp-w0-000001: cannot be written: ")
     assert done.stdout.endswith("File too large\n")

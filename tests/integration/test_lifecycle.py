@@ -78,7 +78,7 @@ def test_its_engine_killed_and_stopped_then_interrupted_and_continued(
     wait_for_shards(out, journal.read_bytes().count(b"\n") + 1, process)
 
     os.killpg(process.pid, signal.SIGINT)  # the whole foreground group, as a terminal does
-    assert process.wait(timeout=60) == 130
+    assert process.wait(timeout=180) == 130
     stderr = rollgen.wait_until_gone(process)
     assert [int(number) for number in re.findall(r"starting it again \((\d) of 5\)", stderr)] == [1, 2]
     assert len(re.findall("vLLM's engine process died", stderr)) == 1

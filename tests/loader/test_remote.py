@@ -238,7 +238,7 @@ def test_processes_fetch_together(bucket: str, dataset: Path) -> None:
     url = send(dataset, bucket).url
     command = [sys.executable, "-c", READER, url]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    seen = [tuple(map(int, process.communicate(timeout=120)[0].split())) for process in processes]
+    seen = [tuple(map(int, process.communicate(timeout=180)[0].split())) for process in processes]
     assert [samples for samples, _ in seen] == [18] * 2
     assert sum(size for _, size in seen) <= stored_bytes(dataset)
 

@@ -60,7 +60,7 @@ def test_signals_commit_what_is_finished(runs: Runs, number: signal.Signals) -> 
     """128 + the signal's number, five samples on disk, nothing temporary; --resume makes the other five."""
     process = start_interrupted(runs, "yielding")
     process.send_signal(number)
-    stdout, stderr = process.communicate(timeout=30)
+    stdout, stderr = process.communicate(timeout=180)
     assert (process.returncode, stderr) == (128 + number, "")
     assert stdout == f"interrupted by {number.name}; 5 finished samples are committed, --resume continues 1\n"
     assert runs.stored() == keys(5, 2)[:5]
@@ -74,7 +74,7 @@ def test_a_commit_that_fails_is_not_told_as_made(runs: Runs) -> None:
     """A full disk, in this case: one line says what became of the work, and the samples are owed."""
     process = start_interrupted(runs, "full")
     process.send_signal(signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=30)
+    stdout, stderr = process.communicate(timeout=180)
     assert (process.returncode, stderr) == (130, "")
     assert stdout.startswith("interrupted by SIGINT; the samples that were finished last could not be committed: ")
     assert "File too large" in stdout
@@ -90,7 +90,7 @@ def test_a_terminal_that_goes(runs: Runs) -> None:
         time.sleep(0.3)
     assert process.poll() is None
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=10)
+    process.communicate(timeout=180)
     assert process.returncode == 128 + signal.SIGTERM
 
 
@@ -105,7 +105,7 @@ def test_a_hangup_that_is_ignored(runs: Runs) -> None:
     time.sleep(0.3)
     assert process.poll() is None
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=30)
+    process.communicate(timeout=180)
     assert process.returncode == 128 + signal.SIGTERM
 
 
@@ -116,7 +116,7 @@ def test_a_second_signal_ends_at_once(runs: Runs) -> None:
     time.sleep(0.3)
     assert process.poll() is None
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=10)
+    process.communicate(timeout=180)
     assert process.returncode == 128 + signal.SIGTERM
     runs(resume=True)
     assert sorted(runs.stored()) == keys(5, 2)

@@ -78,7 +78,7 @@ def killed(call: Literal["compact", "merge"], *places: Path, name: str, at: int)
     """The exit code of a process that is killed by a signal before its `at`-th `os.<name>`: it compacts a dataset, or
     merges some into the last place."""
     arguments = [call, name, str(at), *map(str, places)]
-    return subprocess.run([sys.executable, "-c", _KILLED, *arguments], check=False, timeout=60).returncode
+    return subprocess.run([sys.executable, "-c", _KILLED, *arguments], check=False, timeout=180).returncode
 
 
 def contents(directory: Path) -> dict[str, bytes]:
