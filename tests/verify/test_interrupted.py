@@ -53,12 +53,6 @@ def origin(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-@pytest.fixture(scope="module")
-def rows(origin: Path) -> dict[Any, dict[str, Any]]:
-    """Its rows by their keys."""
-    return read_rows(origin / "out")
-
-
 def new_shards(out: Path) -> list[Path]:
     data = out / "data"
     return sorted([*data.glob("part-compact-*"), *(path for path in data.glob(".tmp-compact-0*") if not twin(path))])
