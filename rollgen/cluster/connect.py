@@ -13,7 +13,6 @@ from contextlib import ExitStack, contextmanager, redirect_stdout
 from typing import Any, Final
 
 import ray
-from ray.exceptions import RayError
 
 from rollgen.cluster.address import AUTO, LOCAL, check, resolve
 from rollgen.cluster.waiting import POLL_SECONDS, refuse_if
@@ -25,6 +24,9 @@ does not fit goes to the disk."""
 LEAVE_SECONDS: Final = 5.0
 """For Ray to come to itself when it is not wanted any more before it is there. Then it is left to the end of this
 process."""
+_START: Final = "its logs may say why (/tmp/ray/session_latest/logs, unless RAY_TMPDIR says where)"
+_JOIN: Final = f"run this on a node of a cluster (`ray start`), give the address of its head, or use --ray {LOCAL}"
+"""What can be done where Ray cannot start, and where it cannot join."""
 _LIBC: Final = ctypes.CDLL(None)
 _SIGACTION_BYTES: Final = 256
 """More than a `struct sigaction` has on any Linux."""
@@ -52,13 +54,9 @@ def connect(address: str, given_up: Callable[[], bool] = lambda: False) -> ExitS
         stay = _Stay(settings)
         stay.start()
         on_error.callback(stay.leave)
-        try:
-            stay.wait(given_up)
-        except (ConnectionError, ValueError, RuntimeError, OSError, RayError) as error:
-            raise UsageError(
-                f"--ray {address}: {_told(error)}; run this on a node of a cluster (`ray start`), give the address of "
-                f"its head, or use --ray {LOCAL}"
-            ) from error
+        stay.wait(given_up)
+        if (error := stay.error) is not None:
+            raise UsageError(f"--ray {address}: {_told(error)}; {_START if found is None else _JOIN}") from error
         return on_error.pop_all()
 
 
@@ -74,25 +72,24 @@ class _Stay(threading.Thread):
         self._settings = settings
         self._is_settled = threading.Event()
         self._is_over = threading.Event()
-        self._error: Exception | None = None
+        self.error: Exception | None = None
+        """What Ray has raised: of any class, `Exception` itself too."""
 
     def run(self) -> None:
         """Until `leave`."""
         try:
             with _kept_signals():
                 ray.init(log_to_driver=False, logging_level=logging.ERROR, **self._settings)
-        except Exception as error:  # noqa: BLE001  whatever it is, it is raised where it is waited for
-            self._error = error
+        except Exception as error:  # noqa: BLE001  whatever it is, it is told where it is waited for
+            self.error = error
         self._is_settled.set()
         self._is_over.wait()
         ray.shutdown()
 
     def wait(self, given_up: Callable[[], bool]) -> None:
-        """Until it has joined. Raises what Ray raises, and EngineError when it is not wanted any more."""
+        """Until it has joined, or there is an `error`. Raises EngineError when it is not wanted any more."""
         while not self._is_settled.wait(POLL_SECONDS):
             refuse_if(given_up)
-        if self._error is not None:
-            raise self._error
 
     def leave(self) -> None:
         """Safe to call at any time. Where it has not even joined, Ray may be left trying."""

@@ -41,17 +41,28 @@ def local_ray(node_files: Path) -> Iterator[None]:
         # Names of sockets are short.
         environment.setenv("RAY_TMPDIR", os.environ.get("RAY_TMPDIR", tempfile.gettempdir()))
         environment.setenv("TMPDIR", str(node_files))
-        ray.init(
-            address="local",
-            num_cpus=2,
-            num_gpus=4,  # as far as Ray knows
-            include_dashboard=False,
-            object_store_memory=128 << 20,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-        )
+        for tries in range(3):
+            try:
+                _start_ray()
+                break
+            except Exception as error:  # Ray has half a minute to start, which is too little beside other tests
+                ray.shutdown()
+                if tries == 2 or "timed out during startup" not in str(error):
+                    raise
     yield
     ray.shutdown()
+
+
+def _start_ray() -> None:
+    ray.init(
+        address="local",
+        num_cpus=2,
+        num_gpus=4,  # as far as Ray knows
+        include_dashboard=False,
+        object_store_memory=128 << 20,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+    )
 
 
 class RayRuns:

@@ -11,6 +11,7 @@ import ray
 from models.gates import gate
 
 from rollgen.cluster.connect import connect
+from rollgen.errors import UsageError
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:ray.*")
 """One after the other: clusters of one machine would see each other."""
@@ -38,6 +39,19 @@ def test_who_gives_up_is_let_go_whatever_ray_does(local_ray: None) -> None:
     with gate(ray.get_runtime_context().gcs_address) as address:
         ended = subprocess.run([sys.executable, "-c", program, address], capture_output=True, text=True, timeout=180)
     assert (ended.returncode, ended.stdout) == (0, "interrupted while the cluster was waited for\n"), ended.stderr
+
+
+def test_a_ray_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever Ray raises, of whatever class, is told in one line."""
+
+    def init(**settings: object) -> None:
+        raise Exception("The node timed out.\nIt could be slow.")
+
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr("ray.init", init)
+    monkeypatch.setattr("ray.shutdown", lambda: None)
+    with pytest.raises(UsageError, match=r"^--ray local: The node timed out. It could be slow.; its logs may say why"):
+        connect("local")
 
 
 def test_engines_do_not_wait_for_others() -> None:
