@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from contextlib import suppress
 from enum import Enum
 from fnmatch import fnmatch
 from pathlib import Path
@@ -118,9 +119,12 @@ def _files(directory: Path, pattern: str) -> list[Path]:
 
 
 def remove_frame(slot: WriterSlot) -> None:
-    """Take the directory away again that a start made which came to nothing, unless it holds something by now."""
+    """Take the directory away again that a start made which came to nothing, unless it holds something by now.
+
+    Whoever is in the start section is at work there: nobody waits for that one to leave.
+    """
     directory = slot.directory
-    with start_section(directory):
+    with suppress(ResumeRefused), start_section(directory, given_up=lambda: True):
         if inspect_directory(directory) is Holds.NOTHING and not slot.others():
             aside = tempfile.mkdtemp(prefix=".tmp-", dir=directory.parent)
             directory.rename(aside)  # at once: whoever starts meanwhile makes a new one

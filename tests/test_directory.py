@@ -9,7 +9,7 @@ import pytest
 
 from rollgen.directory import Holds, check_start, clean_directory, inside_dataset, inspect_directory, remove_frame
 from rollgen.errors import ResumeRefused, UsageError
-from rollgen.format.commit import Part, WriterSlot
+from rollgen.format.commit import Part, WriterSlot, start_section
 from rollgen.format.layout import CARD_FILE
 from rollgen.format.reward_writer import RewardWriter
 
@@ -195,6 +195,14 @@ def test_an_empty_frame_is_taken_away(tmp_path: Path) -> None:
         (directory / "notes.txt").unlink()
         remove_frame(slot)
         assert not directory.exists()
+
+
+@pytest.mark.timeout(180)
+def test_a_frame_that_somebody_starts_in(tmp_path: Path) -> None:
+    """It is left to whom is in the start section, who is not waited for."""
+    with WriterSlot(tmp_path / "out", "w0") as slot, start_section(slot.directory):
+        remove_frame(slot)
+        assert slot.directory.exists()
 
 
 def test_what_is_inside_a_dataset(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from rollgen.errors import DatasetError, RollgenError
 from rollgen.format.files import new_file
 from rollgen.format.journal import JournalLine, list_shards, parse_shard_name
 from rollgen.format.schema import MANIFEST_FILE, PLAN_FILE, retry_file
+from rollgen.loop.stop import is_stopping
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -92,7 +93,7 @@ class SharedDirectory:
 
     def untold(self, tasks: Iterable[Task], told: Collection[str]) -> Iterator[Receipt]:
         names = {task.name for task in tasks}
-        with self._slot.section():
+        with self._slot.section(is_stopping):
             self._slot.renew()
             shards = [path for path in list_shards(self._slot.directory) if path.name not in told]
         for path in shards:

@@ -121,7 +121,7 @@ class Remote(Protocol):
     next_number: int
     """Of the next commit, and so of the next shard."""
 
-    def section(self) -> AbstractContextManager[None]:
+    def section(self, given_up: Callable[[], bool] = lambda: False) -> AbstractContextManager[None]:
         """The start section of all its writers: plan and manifest are those of the dataset in it, and after it."""
 
     def others(self) -> dict[str, Holder]:
@@ -141,7 +141,7 @@ class Remote(Protocol):
         ...
 
     def give_up(self) -> None:
-        """Do not wait any longer for a storage that fails: a commit raises then. From any thread, or a signal's."""
+        """Wait no longer for a storage that fails, nor to see who is alive. From any thread, or a signal's."""
 
     def clear(self) -> None:
         """Remove the dataset. In the start section."""
@@ -172,17 +172,18 @@ def is_current(directory: Path, writer: str, attempt: str) -> bool:
 
 
 @contextmanager
-def start_section(directory: Path) -> Iterator[None]:
-    """What starting or leaving writers do one after the other. Waits for its turn.
+def start_section(directory: Path, given_up: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """What starting or leaving writers do one after the other. Waits for its turn until `given_up` says so.
 
     Whoever holds it knows that no writer comes to life meanwhile. Raises UsageError when the directory cannot be
-    written, or must not because of a link.
+    written, or must not because of a link, and ResumeRefused when the wait was given up.
     """
     refuse_links(directory)
     path = directory / JOURNAL_DIR / _START_LOCK
     with writable(path):
-        lock = open_lock(path, wait=True)
-    assert lock is not None
+        lock = open_lock(path, given_up)
+    if lock is None:
+        raise ResumeRefused(f"{path}: another rollgen starts or leaves there; wait for it, or stop it")
     with lock:
         yield
 
@@ -232,9 +233,9 @@ class WriterSlot:
         return self._lock is not None and not self._lock.closed
 
     @contextmanager
-    def section(self) -> Iterator[None]:
+    def section(self, given_up: Callable[[], bool] = lambda: False) -> Iterator[None]:
         """The start section of this dataset (`start_section`), wherever it is."""
-        with start_section(self.directory), self.remote.section() if self.remote else nullcontext():
+        with start_section(self.directory, given_up), self.remote.section(given_up) if self.remote else nullcontext():
             yield
 
     def present(self, columns: Sequence[str]) -> AbstractContextManager[None]:
@@ -293,7 +294,7 @@ class WriterSlot:
         path = self.directory / JOURNAL_DIR / f"{self.writer}.lock"
         with writable(path):
             (self.directory / DATA_DIR).mkdir(exist_ok=True)
-            self._lock = open_lock(path, wait=False)
+            self._lock = open_lock(path)
             if self._lock is None:
                 raise ResumeRefused(f"{path}: another rollgen is writing this dataset; wait for it, or stop it")
             self._say(Holder(self.part, self.attempt))
@@ -402,8 +403,8 @@ def _let_go_in_child() -> None:
 os.register_at_fork(after_in_child=_let_go_in_child)
 
 
-def open_lock(path: Path, *, wait: bool) -> IO[bytes] | None:
-    """The lock file, opened and locked; None when another one holds it and we are not to wait. Raises OSError."""
+def open_lock(path: Path, given_up: Callable[[], bool] = lambda: True) -> IO[bytes] | None:
+    """The lock file, opened and locked; None when another one holds it and we have `given_up`. Raises OSError."""
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -411,9 +412,7 @@ def open_lock(path: Path, *, wait: bool) -> IO[bytes] | None:
         except FileNotFoundError:  # see below
             continue
         file = os.fdopen(descriptor, "ab", buffering=0)  # nothing is left to be written when it is closed
-        if wait:
-            fcntl.flock(file, fcntl.LOCK_EX)
-        elif not _lock_exclusively(file):
+        if not _lock_exclusively(file, given_up):
             file.close()
             return None
         if is_same_file(file, path):
@@ -430,18 +429,18 @@ def is_same_file(file: IO[bytes], path: Path) -> bool:
         return False
 
 
-def _lock_exclusively(file: IO[bytes]) -> bool:
-    """Whether the lock could be had. Tries for a second: `live_writers` of another process holds it for an instant."""
-    deadline = time.monotonic() + _LOCK_SECONDS
+def _lock_exclusively(file: IO[bytes], given_up: Callable[[], bool]) -> bool:
+    """Whether the lock could be had before that was given up. Not a wait in the kernel, which no thread can leave."""
+    deadline = time.monotonic() + _LOCK_SECONDS  # `live_writers` of another process holds it for an instant
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(0.02)
-        else:
             return True
+        except BlockingIOError:
+            is_late = time.monotonic() >= deadline
+        if is_late and given_up():
+            return False
+        time.sleep(0.2 if is_late else 0.02)
 
 
 def is_locked(path: Path) -> bool:

@@ -63,7 +63,7 @@ class RewardWriter:
         refuse_links(self._dataset)
         with writable(self._lock_path), ExitStack() as on_error:
             on_error.callback(self.__exit__)
-            self._lock = open_lock(self._lock_path, wait=False)
+            self._lock = open_lock(self._lock_path)
             if self._lock is None:
                 raise ResumeRefused(
                     f"{self._lock_path}: another rollgen is making these rewards; wait for it, or stop it"

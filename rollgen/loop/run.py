@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,7 +38,7 @@ from rollgen.loop.place import Place, open_place
 from rollgen.loop.report import Reporter, RunStats, preparing
 from rollgen.loop.retry import check_condition, describe, plan_retry, select, split_config
 from rollgen.loop.sampling import MIN_FAILURES
-from rollgen.loop.stop import Interrupted, Stop
+from rollgen.loop.stop import Interrupted, Stop, is_stopping
 from rollgen.preflight import (
     Preflight,
     check_engine,
@@ -243,23 +244,25 @@ class _Run:
         check_engine(self.preflight, crew)
         self._note_crew(crew)
         await stop.guard(crew.start())
-        with ExitStack() as section:  # others may be in it for long
-            await stop.guard(asyncio.to_thread(section.enter_context, self.slot.section()))
-            manifest = self._establish(crew, plan)
+        manifest = await stop.in_thread(partial(self._establish, crew, plan))
         self.reporter.started(self.place, self.preflight, manifest, self.stats)
         await stop.guard(crew.make(self._job(manifest, owed)))
 
     def _establish(self, crew: Crew, plan: Plan) -> Manifest:
-        """Plan and manifest of this run, or of another part of it that was here first."""
+        """Plan and manifest of this run, or of another part of it that was here first.
+
+        In a thread, so that the loop sees signals: others may be in the start section for long.
+        """
         directory = self.slot.directory
-        if self.slot.part != WHOLE and inspect_directory(directory) is Holds.RUN:
-            self.preflight = continue_run(self.preflight, directory)  # again: it may have changed meanwhile
-            check_engine(self.preflight, crew)
-        for retry in self.new_retry:
-            self.preflight = plan_retry(self.preflight, directory, retry, self.longer)
-        manifest = establish(self.preflight, crew, self.slot)
-        plan.path = directory / PLAN_FILE  # where it was moved to
-        self._record_tombstones(plan)
+        with self.slot.section(is_stopping):
+            if self.slot.part != WHOLE and inspect_directory(directory) is Holds.RUN:
+                self.preflight = continue_run(self.preflight, directory)  # again: it may have changed meanwhile
+                check_engine(self.preflight, crew)
+            for retry in self.new_retry:
+                self.preflight = plan_retry(self.preflight, directory, retry, self.longer)
+            manifest = establish(self.preflight, crew, self.slot)
+            plan.path = directory / PLAN_FILE  # where it was moved to
+            self._record_tombstones(plan)
         return manifest
 
     def _job(self, manifest: Manifest, owed: Owed) -> Job:

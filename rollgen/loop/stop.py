@@ -107,6 +107,18 @@ class Stop:
         finally:
             stopped.cancel()
 
+    async def in_thread(self, call: Callable[[], Result]) -> Result:
+        """Run `call` in a thread to its end: nobody can cancel it, so it has to ask `is_stopping` wherever it waits.
+
+        Raises Interrupted when a signal has arrived meanwhile, whatever came of it.
+        """
+        running = asyncio.ensure_future(asyncio.to_thread(call))
+        await asyncio.wait({running})
+        if self.signal_number:
+            running.exception()  # mostly that it has given up
+            raise Interrupted(self.signal_number)
+        return running.result()
+
 
 def _problem(task: asyncio.Task[Any]) -> BaseException | None:
     """What went wrong at the end of a task that was cancelled, but for engines: a terminal's Ctrl-C ends them too."""

@@ -151,12 +151,14 @@ class Watch:
             self._seen[name] = (content, since - DEAD_SECONDS)
         return old
 
-    def settle(self, name: str, note: Callable[[str], None]) -> tuple[State, Sign]:
-        """Look until it is known: for DEAD_SECONDS at most."""
+    def settle(
+        self, name: str, note: Callable[[str], None], given_up: Callable[[], bool] = lambda: False
+    ) -> tuple[State, Sign]:
+        """Look until it is known, or until it is given up: for DEAD_SECONDS at most."""
         state, sign = self.look(name)
         if state is State.UNKNOWN:
             note(f"{self._store.url}/{name}: waiting up to {DEAD_SECONDS:.0f} s to see whether its holder is alive")
-        while state is State.UNKNOWN:
+        while state is State.UNKNOWN and not given_up():
             time.sleep(POLL_SECONDS)
             state, sign = self.look(name)
         return state, sign
@@ -183,14 +185,16 @@ class Lease:
         """What it says."""
         return self._sign.holder
 
-    def acquire(self, note: Callable[[str], None], *, wait: bool = False) -> State:
+    def acquire(
+        self, note: Callable[[str], None], *, wait: bool = False, given_up: Callable[[], bool] = lambda: False
+    ) -> State:
         """Take the lock; returns what was found: SILENT means that its old holder may wake up. It is held on return.
 
-        Raises ResumeRefused when its holder is alive and it is not to `wait`.
+        Raises ResumeRefused when its holder is alive and it is not to `wait`, or has `given_up`.
         """
         _held.add(self._sign.nonce)
         try:
-            state = self._take(note, wait=wait)
+            state = self._take(note, wait, given_up)
         except BaseException:
             self.release()  # it may be there, and only the answer was lost
             raise
@@ -199,16 +203,16 @@ class Lease:
         self._thread.start()
         return state
 
-    def _take(self, note: Callable[[str], None], *, wait: bool) -> State:
+    def _take(self, note: Callable[[str], None], wait: bool, given_up: Callable[[], bool]) -> State:
         told = False
         while True:
             if self._store.create(self._name, self._sign.to_json()):
                 return State.GONE
-            state, _ = self._watch.settle(self._name, note)
+            state, _ = self._watch.settle(self._name, note, given_up)
             if state in (State.DEAD, State.SILENT):
                 self._write(since=_now())
                 return state
-            if state is State.ALIVE and not wait:
+            if given_up() or (state is State.ALIVE and not wait):
                 raise taken(self._store, self._name)
             if not told and state is State.ALIVE:
                 note(f"{self._store.url}/{self._name}: waiting for another writer that starts")

@@ -171,13 +171,13 @@ class Workspace:
             self._leave()
 
     @contextmanager
-    def section(self) -> Iterator[None]:
+    def section(self, given_up: Callable[[], bool] = lambda: False) -> Iterator[None]:
         """The start section of all writers: what they have changed is here in it, and what is changed in it is sent.
 
-        Nothing is sent when the block is left by an exception. Raises ResumeRefused when another process has gone on
-        under this writer's name: nothing is changed then.
+        Nothing is sent when the block is left by an exception. Raises ResumeRefused when the wait for it is given up,
+        or another process has gone on under this writer's name: nothing is changed then.
         """
-        with self._section() as section:
+        with self._section(given_up) as section:
             self._lease.check()
             self._mirror.pull_shared()
             self._entered = section
@@ -197,7 +197,7 @@ class Workspace:
         looks = {name: self._watch.look(name) for name, writer in locks.items() if writer != self._writer}
         for name, (state, sign) in looks.items():
             if state is State.UNKNOWN and self._differs(sign.holder):
-                looks[name] = self._watch.settle(name, self._note)
+                looks[name] = self._watch.settle(name, self._note, self._given_up.is_set)
         alive = (State.ALIVE, State.UNKNOWN)
         return {locks[name]: sign.holder for name, (state, sign) in looks.items() if state in alive}
 
@@ -227,7 +227,10 @@ class Workspace:
             pause = min(2 * pause, longest)
 
     def give_up(self) -> None:
-        """Do not wait any longer for a storage that fails: a commit raises then. From any thread, or a signal's."""
+        """Wait neither for a storage that fails (a commit raises then), nor to see whether another writer is alive.
+
+        From any thread, or a signal's.
+        """
         self._given_up.set()
 
     def _may_recover(self, error: DatasetError) -> bool:
@@ -338,9 +341,9 @@ class Workspace:
         return len(plans) == 2 and None not in plans
 
     @contextmanager
-    def _section(self) -> Iterator[Lease]:
+    def _section(self, given_up: Callable[[], bool] = lambda: False) -> Iterator[Lease]:
         lease = Lease(self._store, SECTION_LOCK, Holder(self._part, uuid4().hex), self._watch)
-        lease.acquire(self._note, wait=True)
+        lease.acquire(self._note, wait=True, given_up=given_up)
         try:
             yield lease
         finally:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,12 +18,13 @@ from rollgen.cluster.delivery import delivery_of
 from rollgen.cluster.receipts import Positions, Receipt
 from rollgen.config import RunConfig
 from rollgen.engines.base import SampleRequest
-from rollgen.errors import DatasetError, EngineError, TooManyFailures
-from rollgen.format.commit import WriterSlot
+from rollgen.errors import DatasetError, EngineError, ResumeRefused, TooManyFailures
+from rollgen.format.commit import WriterSlot, start_section
 from rollgen.format.failures import read_failures
 from rollgen.format.journal import JournalLine, read_journal
 from rollgen.format.manifest import Manifest
 from rollgen.loop.crew import Job
+from rollgen.loop.stop import Stop
 from rollgen.preflight import plan_run
 from rollgen.prompts.plan import Plan
 
@@ -105,3 +108,17 @@ def test_three_deaths_of_one_replica_are_enough(job: Job) -> None:
     assert books.problem is None
     books.enter([("a", Died("x"))])
     assert "that is 3 times without storing a sample; finished samples are stored" in str(books.problem)
+
+
+@pytest.mark.timeout(180)
+def test_an_interrupted_round_waits_for_nobody(job: Job) -> None:
+    """Not for whom is in the start section either: what has not been told of is found by the next attempt."""
+    delivery = delivery_of(job, Positions(job.owed.plan.offsets, []))
+
+    async def interrupted() -> None:
+        with Stop(), start_section(job.slot.directory):
+            signal.raise_signal(signal.SIGINT)
+            with pytest.raises(ResumeRefused, match="another rollgen starts or leaves there"):
+                list(delivery.untold([], []))
+
+    asyncio.run(interrupted())

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from models.runs import Runs, keys
 
+from rollgen.format.commit import start_section
+
 INTERRUPTED = """
 import asyncio, resource, sys
 from pathlib import Path
@@ -43,15 +45,51 @@ except Interrupted as stop:
     sys.exit(128 + stop.signal_number)
 """
 
+WAITING = """
+import sys
+from pathlib import Path
+from models.fake_engine import FakeEngine
+from models.runs import Runs
+from rollgen.format import commit
+from rollgen.loop.stop import Interrupted
+
+start_section = commit.start_section
+
+def announced(*arguments):
+    print("waiting", flush=True)
+    return start_section(*arguments)
+
+class Loaded(FakeEngine):
+    async def start(self):
+        await super().start()
+        print("loaded", flush=True)
+        sys.stdin.readline()
+        commit.start_section = announced
+
+runs = Runs(Path(sys.argv[1]), Path(sys.argv[2]))
+try:
+    runs(Loaded(), resume=True)
+except Interrupted as stop:
+    print(stop)
+    sys.exit(128 + stop.signal_number)
+"""
+
+
+def start_process(runs: Runs, program: str, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", program, str(runs.out.parent), str(runs.model), *arguments]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=Path(__file__).parents[1], stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+
+def read_line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
 
 def start_interrupted(runs: Runs, manner: str) -> subprocess.Popen[str]:
     """A process that has finished five samples and waits for the sixth."""
-    command = [sys.executable, "-c", INTERRUPTED, str(runs.out.parent), str(runs.model), manner]
-    process = subprocess.Popen(
-        command, cwd=Path(__file__).parents[1], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
+    process = start_process(runs, INTERRUPTED, manner)
+    assert read_line(process) == "ready\n"
     return process
 
 
@@ -119,4 +157,27 @@ def test_a_second_signal_ends_at_once(runs: Runs) -> None:
     process.communicate(timeout=180)
     assert process.returncode == 128 + signal.SIGTERM
     runs(resume=True)
+    assert sorted(runs.stored()) == keys(5, 2)
+
+
+@pytest.mark.parametrize("there", [False, True], ids=["a new directory", "a run"])
+def test_a_signal_while_others_are_in_the_start_section(runs: Runs, there: bool) -> None:
+    """It ends the wait, however long they stay, and the process; nobody is kept out by it afterwards."""
+    if there:
+        runs(n=1)
+    process = start_process(runs, WAITING)
+    assert read_line(process) == "loaded\n"
+    with start_section(runs.out):
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert read_line(process) == "waiting\n"
+        process.send_signal(signal.SIGINT)
+        try:
+            stdout, stderr = process.communicate(timeout=180)
+        finally:
+            process.kill()
+    assert (process.returncode, stderr) == (130, "")
+    assert stdout == "interrupted by SIGINT; no sample was finished, and nothing new is stored, --resume continues\n"
+    assert runs(resume=True).stored_before == 5 * there
     assert sorted(runs.stored()) == keys(5, 2)

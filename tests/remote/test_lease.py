@@ -314,3 +314,22 @@ def test_waiting_for_a_turn(store: ObjectStore, held: Lease, notes: list[str]) -
     assert other.acquire(note, wait=True) is State.GONE
     assert "waiting for another writer" in notes[0]
     other.release()
+
+
+def test_a_turn_that_is_not_waited_for(store: ObjectStore, held: Lease, notes: list[str]) -> None:
+    """Whoever gives up is told whose turn it is; the lock stays its holder's."""
+    other = Lease(store, LOCK, HOLDER, Watch(store))
+    with pytest.raises(ResumeRefused, match="another rollgen is writing"):
+        other.acquire(notes.append, wait=True, given_up=lambda: bool(notes))
+    assert "waiting for another writer" in notes[0]
+    held.check()
+
+
+def test_silence_that_is_not_waited_for(store: ObjectStore, notes: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody knows yet whether the holder is alive: its lock stays."""
+    monkeypatch.setattr(lease, "DEAD_SECONDS", 180.0)
+    sign = foreign(store)
+    with pytest.raises(ResumeRefused, match="another rollgen is writing"):
+        Lease(store, LOCK, HOLDER, Watch(store)).acquire(notes.append, wait=True, given_up=lambda: bool(notes))
+    assert "waiting up to" in notes[0]
+    assert Sign.parse(store.read(LOCK, 4096)) == sign

@@ -15,14 +15,15 @@ from typing import Any
 import pytest
 from models.plans import anything
 
-from rollgen.errors import DatasetError, MissingFile, UsageError
-from rollgen.format.commit import WriterSlot
+from rollgen.errors import DatasetError, MissingFile, ResumeRefused, UsageError
+from rollgen.format.commit import WHOLE, Holder, WriterSlot
 from rollgen.format.journal import JournalLine, list_shards, read_journal
 from rollgen.format.jsonlines import encode_line
 from rollgen.format.manifest import Manifest
 from rollgen.format.reader import KEY_COLUMNS, open_dataset, open_shard, read_row_group, stored_keys
 from rollgen.format.writer import ShardWriter
 from rollgen.inspect.card import refresh_card
+from rollgen.remote.lease import SECTION_LOCK, Lease, Watch
 from rollgen.remote.objects import ObjectStore
 from rollgen.remote.workspace import Workspace, glimpse, workspace_directory
 
@@ -177,6 +178,22 @@ def test_no_room_for_a_workspace(
     with pytest.raises(UsageError, match="name another place in XDG_CACHE_HOME"):
         Workspace(store.url, "w0", note=print, problem_in=anything).__enter__()
     assert store.list() == {}
+
+
+@pytest.mark.timeout(180)
+def test_a_section_that_is_not_waited_for(workspace: Workspace, store: ObjectStore, notes: list[str]) -> None:
+    """Its holder lives: whoever gives up is told so, and can ask again."""
+    slot = WriterSlot(workspace.directory, "w0", WHOLE, remote=workspace)
+    other = Lease(store, SECTION_LOCK, Holder(), Watch(store))
+    other.acquire(notes.append)
+    with (
+        pytest.raises(ResumeRefused, match=r"start-section\.lock: another rollgen is writing"),
+        slot.section(lambda: True),
+    ):
+        pass
+    other.release()
+    with slot.section(lambda: True):
+        assert SECTION_LOCK in store.list()
 
 
 def test_a_private_directory(workspace: Workspace) -> None:
