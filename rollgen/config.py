@@ -193,7 +193,7 @@ class RunConfig(BaseModel):
         5, ge=0, description="Restarts of an engine that dies or stalls at work; what it had in flight is made again."
     )
     stall_timeout: Annotated[float, Key("operational", panel="Engine")] = Field(
-        600.0, gt=0, description="Seconds without a token after which the engine counts as stalled."
+        600.0, gt=0, description="Seconds without a token after which an engine that has requests counts as stalled."
     )
     max_failures: Annotated[int | None, Key("operational")] = Field(
         None, ge=0, description="Stop when more samples fail than this. Default: 1 % of those owed, at least 20."

@@ -75,6 +75,8 @@ class Meter:
 
         None may be while it says that it is at fewer than those, nor after it has answered none of ours for long.
         """
+        if not in_flight:  # no answer is due
+            self.answered()
         before, self._before = self._before, None if load is None else load.generated
         is_lost = load is not None and load.requests is not None and load.requests < in_flight
         is_silent = time.monotonic() - self._answered > LONGEST_CREDIT * self.stall_timeout

@@ -2,7 +2,8 @@
 
 So a straggler holds up only its own worker, and nothing is in memory but what is in flight and what waits for its
 commit. A sample that fails becomes a failure line and is owed again to the next attempt; too many of them stop the run.
-An engine from which no token has come for a while counts as dead: requests that hang are no reason to hang with them.
+An engine that has requests and gives no token for a while counts as dead: requests that hang are no reason to hang with
+them.
 """
 
 from __future__ import annotations
@@ -68,6 +69,8 @@ class Sampler:
     """By this engine."""
     given_back: int = field(default=0, init=False)
     """Requests that the last run left unmade."""
+    _in_flight: int = field(default=0, init=False)
+    """Requests that the engine is at."""
 
     async def run(self) -> None:
         """Make samples until nothing is owed. Raises EngineError, TooManyFailures, or what the writer raised."""
@@ -93,6 +96,7 @@ class Sampler:
             self.work.settle(taken)
 
     async def _make(self, request: SampleRequest) -> None:
+        self._in_flight += 1
         try:
             completion = await self.engine.sample(request)
         except RequestError as error:
@@ -107,6 +111,8 @@ class Sampler:
             self.writer.add(completion)
             self.stats.count(completion)
             self.stored += 1
+        finally:
+            self._in_flight -= 1
 
     def _failed(self, request: SampleRequest, stage: Stage, error: str) -> None:
         self.record_failure(request, stage, error)
@@ -118,12 +124,12 @@ class Sampler:
         watchdog = _Watchdog(self.stall_timeout)
         while True:
             await asyncio.sleep(TICK_SECONDS)
-            if warning := watchdog.look(self.engine.tokens):
+            if warning := watchdog.look(self.engine.tokens, is_idle=self._in_flight == 0):
                 self.note(warning)
 
 
 class _Watchdog:
-    """Tells a slow engine from one that stands still: only a new token is a sign of life."""
+    """Tells a slow engine from one that stands still: only a new token is a sign of life of one that has requests."""
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
@@ -131,10 +137,10 @@ class _Watchdog:
         self._since = 0.0
         self._warned = False
 
-    def look(self, tokens: int) -> str | None:
+    def look(self, tokens: int, *, is_idle: bool) -> str | None:
         """Called every tick with the tokens generated so far. Warns at half the timeout; raises EngineError at it."""
         now = time.monotonic()
-        if tokens != self._tokens:
+        if is_idle or tokens != self._tokens:
             self._tokens, self._since, self._warned = tokens, now, False
             return None
         silent = now - self._since

@@ -65,3 +65,6 @@ def test_credit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert meter.growth(Load(300, 9), 1) == 0
     meter.answered()
     assert meter.growth(Load(400, 9), 1) == 100
+    now += LONGEST_CREDIT * 60 + 1
+    meter.growth(Load(500, 8), 0)  # we have asked for nothing: no answer is due
+    assert meter.growth(Load(600, 9), 1) == 100

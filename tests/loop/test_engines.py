@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 from models.fake_engine import Before, FakeEngine
@@ -120,3 +121,30 @@ def test_one_stalls_and_the_other_goes_on(runs: Runs) -> None:
     assert sorted(runs.stored()) == keys(100, 2)
     assert stats.restarts == 1
     assert len(runs.engines[0].asked) > 2
+
+
+def test_one_that_waits_for_the_other_has_not_stalled(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last sample of one takes three times the timeout, token by token; the other has nothing to do meanwhile."""
+    now = 0.0
+    looks = 0
+
+    def monotonic() -> float:
+        nonlocal looks
+        looks += 1
+        return now
+
+    async def makes_long(request: SampleRequest) -> None:
+        nonlocal now
+        for _ in range(12):
+            runs.engines[1].tokens += 1
+            now += 0.25
+            seen = looks
+            while looks < seen + 4:  # both watchdogs have a look
+                await asyncio.sleep(0.001)
+
+    monkeypatch.setattr("rollgen.loop.sampling.time", SimpleNamespace(monotonic=monotonic))
+    runs.write_prompts(2)
+    stats = runs([FakeEngine(window=1), FakeEngine(before=makes_long, window=1)], n=1, stall_timeout=1.0)
+    assert [len(engine.asked) for engine in runs.engines] == [1, 1]
+    assert (stats.stored, stats.restarts, [engine.started for engine in runs.engines]) == (2, 0, [1, 1])
+    assert not [note for note in runs.reporter.notes if "no token" in note]
