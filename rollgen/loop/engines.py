@@ -128,7 +128,7 @@ class Engines:
         """Go on without an engine. Raises its error if it was the last one."""
         self._working -= 1
         if not self._working:
-            raise error
+            raise EngineError(f"{error}; finished samples are stored, continue with --resume") from error
         sampler.engine.close()
         job.reporter.note(f"{error}; {self._working} of {len(self._engines)} engines go on without it")
 
@@ -162,7 +162,7 @@ class _Deaths:
         self._barren = self._barren + 1 if barren else 0
         if self.count == self.limit or self._barren == BARREN_DEATHS:
             times = f" after {self.count} restarts" if self.count else ""
-            raise EngineError(f"{error}{times}; finished samples are stored, continue with --resume") from error
+            raise EngineError(f"{error}{times}") from error
         self.count += 1
 
 
