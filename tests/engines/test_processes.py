@@ -1,4 +1,4 @@
-"""Which processes an engine ends: its own, and never those of the engines beside it."""
+"""Which processes an engine ends: its own, and never those of the engines beside it, or of the program around it."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ def start_process() -> BaseProcess:
 
 @pytest.fixture
 def sibling() -> Iterator[BaseProcess]:
-    """Of another engine."""
+    """Of another engine, or of the program."""
     process = start_process()
     yield process
     process.kill()
     process.join()
 
 
-async def load(processes: EngineProcesses, *, fails: bool, seconds: float = 0.0) -> list[BaseProcess]:
-    """A start of an engine, which starts a process after so many seconds, or fails. Returns what it started."""
+async def load(processes: EngineProcesses, *, fails: bool = False, count: int = 1) -> list[BaseProcess]:
+    """A start of an engine, which starts so many processes, or fails. Returns what it started."""
 
     async def loading() -> list[BaseProcess]:
-        await asyncio.sleep(seconds)
+        await asyncio.sleep(0)
         if fails:
             raise OSError("no such model")
-        return [start_process()]
+        return [start_process() for _ in range(count)]
 
     others = multiprocessing.active_children()
     task = asyncio.ensure_future(loading())
@@ -52,7 +52,7 @@ def test_a_start_that_fails_ends_no_sibling(sibling: BaseProcess) -> None:
         asyncio.run(load(processes, fails=True))
     processes.end()
     assert sibling.is_alive()
-    [own] = asyncio.run(load(processes, fails=False))
+    [own] = asyncio.run(load(processes))
     processes.end()
     assert not own.is_alive()
     with pytest.raises(OSError, match="no such model"):
@@ -86,7 +86,35 @@ def test_a_start_that_is_cancelled(sibling: BaseProcess) -> None:
     assert sibling.is_alive()
 
 
-def test_an_engine_that_is_alone_ends_all(sibling: BaseProcess) -> None:
-    """Also those that it never saw appear."""
-    EngineProcesses(is_replica=False).end()
-    assert not sibling.is_alive()
+def test_an_engine_that_is_alone_ends_all_of_its_own(sibling: BaseProcess) -> None:
+    """All that appeared while it was loaded; none of the program's, be they older or younger."""
+    processes = EngineProcesses(is_replica=False)
+    processes.end()
+    first, second = asyncio.run(load(processes, count=2))
+    younger = start_process()
+    processes.end()
+    assert not first.is_alive()
+    assert not second.is_alive()
+    assert sibling.is_alive()
+    assert younger.is_alive()
+    younger.kill()
+    younger.join()
+
+
+def test_an_engine_that_is_alone_and_cancelled(sibling: BaseProcess) -> None:
+    """What has appeared by then is ended, though it is still loading."""
+    processes = EngineProcesses(is_replica=False)
+
+    async def cancelled() -> BaseProcess:
+        others = multiprocessing.active_children()
+        own = start_process()
+        starting = asyncio.ensure_future(processes.started(asyncio.get_running_loop().create_future(), others))
+        await asyncio.sleep(0)  # it waits
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        processes.end()
+        return own
+
+    assert not asyncio.run(cancelled()).is_alive()
+    assert sibling.is_alive()
