@@ -2,7 +2,8 @@
 
 The rest of the run stays what it is: its own max_tokens, its plan, its rows. So a retry is asked for with the command
 that made the run, `--resume`, the condition and a larger `--max-tokens`; asked for twice, it finds nothing more to do.
-As everywhere, `--max-tokens` is not for prompts that set a max_tokens of their own: those were cut on purpose.
+As everywhere, `--max-tokens` is not for prompts that set a max_tokens of their own: those were cut on purpose. A plan
+says how many tokens a prompt may have and not who said so: one that sets the run's own number counts as the run's.
 What a retry has begun belongs to what is planned: any later `--resume` finishes it.
 """
 
@@ -59,7 +60,7 @@ def select(directory: Path, preflight: Preflight, max_tokens: int) -> Selection:
 
 
 def _of_the_run(outcomes: Outcomes, max_tokens: int, context_length: int) -> Outcomes:
-    """The rows without those of prompts that set a max_tokens of their own: the others have the run's, or fill up."""
+    """The rows without those of prompts that set another max_tokens: the others have the run's, or fill up."""
     usual = np.minimum(max_tokens, context_length - outcomes.prompt_length)
     kept = (outcomes.generation > 0) | (outcomes.max_tokens == usual)
     return Outcomes(*(column[kept] for column in outcomes))

@@ -94,13 +94,15 @@ def test_growth_and_retry_go_together(runs: Runs, cut: list[tuple[int, int]]) ->
 
 
 def test_a_row_that_sets_its_own_max_tokens_is_left_alone(runs: Runs) -> None:
-    """Here as everywhere, --max-tokens is for the others."""
-    rows_ = [{"id": f"p{i}", "prompt": f"Prompt {i}"} | ({"max_tokens": 5} if i < 3 else {}) for i in range(20)]
+    """Here as everywhere, --max-tokens is for the others; one that sets the run's number cannot be told from these."""
+    given = [{"max_tokens": 5}] * 3 + [{"max_tokens": 6}] * 7 + [{}] * 10
+    rows_ = [{"id": f"p{i}", "prompt": f"Prompt {i}"} | own for i, own in enumerate(given)]
     runs.prompts.write_text("".join(json.dumps(row) + "\n" for row in rows_))
     runs(max_tokens=6)
     cut = [row[:2] for row in rows(runs) if row[3] == "length"]
     own = [key for key in cut if key[0] < 3]
     assert own
+    assert any(3 <= key[0] < 10 for key in cut)
     assert own != cut
     runs(**RETRY, max_tokens=9)
     assert [row[:2] for row in rows(runs) if row[2]] == [key for key in cut if key not in own]
