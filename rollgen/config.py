@@ -45,10 +45,6 @@ class Key(NamedTuple):
     panel: str = "Run"
 
 
-Identity = Key("identity")
-Operational = Key("operational")
-
-
 class RunConfig(BaseModel):
     """Everything `rollgen generate` can be told. Field by field: see the descriptions."""
 

@@ -41,8 +41,6 @@ class FailureLog:
         self._path = directory / FAILURES_DIR / f"{writer}.jsonl"
         self._path.parent.mkdir(exist_ok=True)
         truncate_torn_tail(self._path)
-        self.count = 0
-        """Lines recorded by this log."""
 
     def record(
         self, prompt_id: str, prompt_index: int, sample_index: int, stage: Stage, error: str, *, generation: int = 0
@@ -55,7 +53,6 @@ class FailureLog:
             append_line(self._path, failure, durable=False)
         except OSError as problem:
             raise DatasetError(f"{self._path}: cannot be written: {problem.strerror}") from problem
-        self.count += 1
 
 
 def read_failures(directory: Path) -> Iterator[Failure]:

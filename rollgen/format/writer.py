@@ -128,8 +128,6 @@ class ShardWriter:
         self._pending: deque[_Shard] = deque()
         """Shards that are being written, or that could not be, in order."""
         self._committing: Future[None] | None = None
-        self.committed: list[JournalLine] = []
-        """Shards committed by this writer, in order."""
 
     def __enter__(self) -> Self:
         return self
@@ -221,7 +219,6 @@ class ShardWriter:
         assert line is not None
         self._slot.append(line)
         self._pending.popleft()
-        self.committed.append(line)
 
     def _publish(self, shard: _Shard) -> None:
         temporary = self._slot.temporary()

@@ -32,6 +32,7 @@ from rollgen.engines.capture import CapturedSupport
 from rollgen.engines.outputs import read_outputs
 from rollgen.format.commit import WriterSlot
 from rollgen.format.invariants import find_problem
+from rollgen.format.journal import read_journal
 from rollgen.format.manifest import Attempt, EngineRecord, Manifest, ModelRecord
 from rollgen.format.writer import ShardWriter
 from rollgen.rollouts import Completion, Sampling
@@ -140,7 +141,7 @@ def _write(rows: list[RawCompletion], directory: Path, read: Callable[[RawComple
             writer.add(completion)
             if index % GROUP == GROUP - 1:
                 writer.close_group(index // GROUP)
-    return sum(line.bytes for line in writer.committed)
+    return sum(line.bytes for line in read_journal(directory).committed.values())
 
 
 def _native(row: RawCompletion) -> CapturedSupport:

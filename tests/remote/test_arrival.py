@@ -108,7 +108,7 @@ def stored(
         assert create_manifest(directory, manifest)
         with ShardWriter(slot, manifest, commit_interval=math.inf) as writer:
             writer.add(make_completion(0))
-    (line,) = writer.committed
+    (line,) = read_journal(directory).committed.values()
     return (directory / "data" / line.file).read_bytes(), line, (directory / "rollgen.json").read_bytes()
 
 

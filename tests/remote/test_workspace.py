@@ -76,7 +76,7 @@ def test_a_shard_that_cannot_be_removed_once(
         with pytest.raises(DatasetError, match="Input/output error"):
             writer.flush()
         writer.add(make_completion(5))
-    assert [line.file for line in writer.committed] == ["part-w0-000002.parquet", "part-w0-000003.parquet"]
+    assert list(read_journal(filled.directory).committed)[2:] == ["part-w0-000002.parquet", "part-w0-000003.parquet"]
     assert len(store.list("data")) == filled.next_number == 4
     assert list_shards(filled.directory) == []
 
