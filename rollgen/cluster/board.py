@@ -117,6 +117,7 @@ class Board:
     def __init__(self, materials: Materials) -> None:
         self._materials = materials
         self._news: list[tuple[str, News]] = []
+        self._read = 0
         self._beginnings: Counter[str] = Counter()
         self._stopping = asyncio.Event()
         self._numbers = itertools.count()
@@ -137,10 +138,11 @@ class Board:
         """`replica` is the name of the one it is of."""
         self._news.append((replica, news))
 
-    async def take(self) -> list[tuple[str, News]]:
-        """What has been posted since it was taken last, in order."""
-        news, self._news = self._news, []
-        return news
+    async def take(self, read: int) -> list[tuple[str, News]]:
+        """What has been posted after the first `read` news, in order. Those are forgotten: their reader has them."""
+        self._news = self._news[max(0, read - self._read) :]
+        self._read = max(read, self._read)
+        return list(self._news)
 
     async def stop(self) -> None:
         """From now on no task begins, and whoever waits for it is told."""
@@ -187,3 +189,17 @@ class Board:
         """Nothing that is still sent arrives. Its senders wait until this board is gone."""
         self._is_closed = True
         self._parcels.put_nowait(None)
+
+
+class Reader:
+    """Reads the news of a board, which is a Ray actor. Each comes once, also when whoever waits for it is cancelled."""
+
+    def __init__(self, board: Any) -> None:
+        self._board = board
+        self._read = 0
+
+    async def news(self) -> list[tuple[str, News]]:
+        """What has been posted since the last time that this returned, in order. Raises RayError without a board."""
+        news: list[tuple[str, News]] = await self._board.take.remote(self._read)
+        self._read += len(news)
+        return news

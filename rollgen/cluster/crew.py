@@ -23,7 +23,7 @@ import ray.data
 from ray.exceptions import RayActorError, RayError, RpcError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rollgen.cluster.board import Board, Materials
+from rollgen.cluster.board import Board, Materials, Reader
 from rollgen.cluster.books import CONTINUE, Books
 from rollgen.cluster.connect import connect
 from rollgen.cluster.delivery import Delivery, delivery_of
@@ -110,6 +110,7 @@ class RayCrew:
         books.begin_round()
         orders = Orders(self._spec, delivery.employer, board=f"rollgen-{uuid4().hex}")
         board = _make_board(orders.board, delivery.materials)
+        reader = Reader(board)
         receiving = asyncio.create_task(delivery.receive(board, books.enter))
         stream = _Stream(tasks, orders, replicas=min(self._replicas, len(tasks)), gpus=self._gpus)
         stream.start()
@@ -117,14 +118,14 @@ class RayCrew:
         try:
             while not stream.over and books.problem is None:
                 await asyncio.sleep(TICK_SECONDS)
-                books.enter(await board.take.remote())
+                books.enter(await reader.news())
                 if receiving.done():
                     receiving.result()
                 if not books.has_replicas and time.monotonic() >= deadline:
                     deadline = math.inf
                     job.reporter.note(waiting_note(self._gpus))
         finally:
-            await _rest(board, books, stream, receiving)
+            await _rest(board, reader, books, stream, receiving)
         if books.problem is not None:
             raise books.problem
         if stream.error is not None:
@@ -206,7 +207,7 @@ def _make_board(name: str, materials: Materials) -> Any:
     return remote.options(name=name, num_cpus=0, max_concurrency=_CALLERS, scheduling_strategy=here).remote(materials)
 
 
-async def _rest(board: Any, books: Books, stream: _Stream, receiving: asyncio.Task[None]) -> None:
+async def _rest(board: Any, reader: Reader, books: Books, stream: _Stream, receiving: asyncio.Task[None]) -> None:
     """End a round, before its time or not: let replicas commit what is finished, and read the last news.
 
     A commit of the driver's that has begun is waited for, however long it takes.
@@ -215,10 +216,10 @@ async def _rest(board: Any, books: Books, stream: _Stream, receiving: asyncio.Ta
         with suppress(RayError, TimeoutError):  # without a board there is nobody to wait for
             async with asyncio.timeout(REST_SECONDS):
                 await board.stop.remote()
-                books.enter(await board.take.remote())
+                books.enter(await reader.news())
                 while not stream.over and not books.at_rest:
                     await asyncio.sleep(0.1)
-                    books.enter(await board.take.remote())
+                    books.enter(await reader.news())
     finally:
         stream.stop()
         with suppress(RayError):

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import ray
 
-from rollgen.cluster.board import Board, Loaded, Refused
+from rollgen.cluster.board import Board, Loaded, Reader, Refused
 from rollgen.cluster.engine import EngineSpec
 from rollgen.cluster.replica import Orders, Replica
 from rollgen.cluster.slot import Employer, TaskSlot
@@ -85,8 +85,9 @@ async def make(replica: Replica) -> None:
 
 async def news(board: Any, wanted: type) -> Any:
     """Wait for news of this kind."""
+    reader = Reader(board)
     while True:
-        for _, each in await board.take.remote():
+        for _, each in await reader.news():
             if isinstance(each, wanted):
                 return each
         await asyncio.sleep(0.02)
