@@ -1,8 +1,8 @@
 """How the shards of replicas come into the dataset, as the driver has it.
 
-SharedDirectory    replicas commit them in the dataset directory; the driver adds their lines to its journal
-Parcels            the dataset is in object storage: replicas send them here, and the driver, whose slot it is,
-                   commits one after the other
+Lines      replicas commit them in the dataset directory; the driver adds their lines to its journal
+Parcels    the dataset is in object storage: replicas send them here, and the driver, whose slot it is,
+           commits one after the other
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ class Delivery(Protocol):
 
 def delivery_of(job: Job, positions: Positions) -> Delivery:
     """The one for where this job's dataset is. Blocks: the plan may be large."""
-    return SharedDirectory(job, positions) if job.slot.remote is None else Parcels(job, positions)
+    return Lines(job, positions) if job.slot.remote is None else Parcels(job, positions)
 
 
-class SharedDirectory:
+class Lines:
     """A `Delivery`."""
 
     def __init__(self, job: Job, positions: Positions) -> None:
