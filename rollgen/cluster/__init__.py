@@ -14,6 +14,7 @@ delivery.py  the driver's side of both
 receipts.py  what a shard settles, read from the shard itself
 board.py     the one place where replicas tell the driver what happened, and are told to stop
 replica.py   the Ray Data actor: one engine, several tasks at once
+actors.py    what Ray knows of a replica, and does to one that is silent
 books.py     what the driver makes of the news: journal, failures, totals, deaths
 crew.py      the whole as a `loop.crew.Crew`: rounds until nothing is owed
 

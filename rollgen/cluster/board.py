@@ -14,6 +14,7 @@ import asyncio
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,6 +31,9 @@ Materials = Mapping[str, Sequence[Any]]
 MAX_BEGINNINGS: Final = 2
 """Of a task in one round: then it is put off, since its samples may be what kills its replica."""
 
+SIGN_SECONDS: Final = 3.0
+"""Between two signs of life of a replica."""
+
 
 @dataclass(frozen=True, slots=True)
 class Started:
@@ -37,6 +41,11 @@ class Started:
 
     place: str
     """Node and process, for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """A sign of life, whatever its engine does. All other news are one too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +102,7 @@ class Rested:
     """It was told to stop, and has committed what was finished."""
 
 
-News = Started | Loaded | Committed | Failed | Resampled | Warned | Died | Refused | Rested
+News = Started | Alive | Loaded | Committed | Failed | Resampled | Warned | Died | Refused | Rested
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -148,9 +157,13 @@ class Board:
         """From now on no task begins, and whoever waits for it is told."""
         self._stopping.set()
 
-    async def stopping(self) -> None:
-        """Wait until there is a stop."""
-        await self._stopping.wait()
+    async def is_stopping(self, replica: str) -> bool:
+        """Wait for a stop, SIGN_SECONDS at most: whether there is one. Whoever asks gives a sign of life."""
+        self._news.append((replica, Alive()))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SIGN_SECONDS):
+                await self._stopping.wait()
+        return self._stopping.is_set()
 
     async def materials(self) -> Materials:
         """What a replica is to read, where it cannot read it in the dataset directory."""

@@ -1,6 +1,9 @@
 """What the driver makes of the news: journal lines, failure lines, totals, and whether it is worth going on.
 
 News may come twice, late or never: a shard counts once, by its name, and what is told of nowhere is found by its file.
+
+A replica that lives is heard of every few seconds, whatever its engine does. How long one has been silent is counted in
+looks at the news: time in which the driver itself stood still is nobody's silence.
 """
 
 from __future__ import annotations
@@ -11,6 +14,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from rollgen.cluster.board import (
+    SIGN_SECONDS,
+    Alive,
     Committed,
     Died,
     Failed,
@@ -32,6 +37,10 @@ from rollgen.loop.engines import BARREN_DEATHS
 from rollgen.loop.sampling import record_failure, too_many_failures
 
 _SILENT: Final = "its process ended without a word: was it killed, or out of memory?"
+LATELY_SECONDS: Final = 5 * SIGN_SECONDS
+"""Within which a replica that lives is heard of, also where its process has little time to say so."""
+_LOOK_SECONDS: Final = SIGN_SECONDS
+"""That count between two looks at the news, at most."""
 CONTINUE: Final = "finished samples are stored, continue with --resume"
 
 
@@ -44,15 +53,29 @@ class _Replica:
     rested: bool = False
     barren: int = 0
     """Deaths since it stored something."""
+    heard: float = 0.0
+    """When it was heard of last, by the clock of the books; so below."""
+    loads_since: float | None = None
+    """When it began to load its engine; None when it does not, or when that has been told."""
 
 
 class Books:
     """The books of one job. `positions` are those of its run; `journal` adds the line of a shard, durably."""
 
     def __init__(
-        self, job: Job, positions: Positions, *, replicas: int, journal: Callable[[JournalLine], None]
+        self,
+        job: Job,
+        positions: Positions,
+        *,
+        replicas: int,
+        journal: Callable[[JournalLine], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._job = job
+        self._clock = clock
+        self._looked = clock()
+        self._now = self._heard = 0.0
+        self._stall_timeout = job.preflight.config.stall_timeout
         self._positions = positions
         self._journal = journal
         self._restarts_left = job.preflight.config.max_restarts * replicas
@@ -68,25 +91,48 @@ class Books:
 
     @property
     def at_rest(self) -> bool:
-        """Whether every replica that lives has committed what it had."""
-        return all(replica.rested or not replica.lives for replica in self._replicas.values())
+        """Whether every replica that lives, as far as was heard lately, has committed what it had."""
+        living = [replica for replica in self._replicas.values() if replica.lives and not replica.rested]
+        return all(self._now - replica.heard >= LATELY_SECONDS for replica in living)
 
     @property
-    def has_replicas(self) -> bool:
-        """Whether one has started in this round."""
-        return bool(self._replicas)
+    def silence(self) -> float:
+        """Seconds in which no replica at all was heard of, in this round."""
+        return self._now - self._heard
+
+    @property
+    def silent(self) -> list[str]:
+        """Names of those that live, as far as is known, and have not been heard of for the stall timeout."""
+        patience = max(self._stall_timeout, LATELY_SECONDS)
+        return [name for name, each in self._replicas.items() if each.lives and self._now - each.heard >= patience]
 
     def begin_round(self) -> None:
         """The replicas of the last round are gone."""
         self._replicas.clear()
+        self._heard = self._now
+
+    def let_go(self, name: str) -> None:
+        """A replica was ended because there was nothing left for it to do."""
+        self._replicas[name].lives = False
+
+    def lost(self, name: str) -> None:
+        """A replica was silent for too long: it counts as dead."""
+        replica = self._replicas[name]
+        self._died(replica, f"no sign of life for {self._now - replica.heard:.0f} s (--stall-timeout)")
 
     def enter(self, news: Iterable[tuple[str, News]]) -> None:
         """Take note of what replicas have posted, and tell how far the job is.
 
         Raises DatasetError when a journal or failure line cannot be written.
         """
+        now = self._clock()
+        self._now += min(now - self._looked, _LOOK_SECONDS)
+        self._looked = now
         for name, each in news:
-            self._enter(self._replicas.setdefault(name, _Replica()), each)
+            replica = self._replicas.setdefault(name, _Replica())
+            replica.heard = self._heard = self._now
+            self._enter(replica, each)
+        self._tell_of_loading()
         if self._sampling_since is not None:
             self._job.stats.seconds = time.monotonic() - self._sampling_since
         self._job.reporter.progress(self._job.stats)
@@ -115,7 +161,11 @@ class Books:
                 if replica.lives:
                     self._died(replica, _SILENT)
                 replica.lives, replica.rested, replica.place = True, False, news.place
+                replica.loads_since = self._now
+            case Alive():
+                pass
             case Loaded():
+                replica.loads_since = None
                 self._loaded()
             case Committed():
                 replica.barren = 0
@@ -138,6 +188,16 @@ class Books:
             self._sampling_since = time.monotonic()
             self._job.reporter.phase("generate")
 
+    def _tell_of_loading(self) -> None:
+        """Large models take long, from slow disks for example: who waits in vain has to see that himself."""
+        for replica in self._replicas.values():
+            if replica.loads_since is not None and self._now - replica.loads_since >= self._stall_timeout:
+                replica.loads_since = None
+                self._job.reporter.note(
+                    f"the replica on {replica.place} has been loading its engine for {self._stall_timeout:g} s, and is "
+                    "waited for; what the engine says meanwhile is in Ray's logs"
+                )
+
     def _sample_failed(self, request: SampleRequest, stage: Stage, error: str) -> None:
         job = self._job
         position = self._positions.of_request(request)
@@ -151,7 +211,7 @@ class Books:
             self._give_up(too_many_failures(job.stats.failed, job.max_failures, request, error))
 
     def _died(self, replica: _Replica, why: str) -> None:
-        replica.lives = False
+        replica.lives, replica.loads_since = False, None
         replica.barren += 1
         message = self.last_death = f"the replica on {replica.place} has died: {why}"
         if replica.barren == BARREN_DEATHS:

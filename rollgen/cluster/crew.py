@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import threading
 import time
 import weakref
@@ -23,6 +22,7 @@ import ray.data
 from ray.exceptions import RayActorError, RayError, RpcError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from rollgen.cluster.actors import end_process, is_gone
 from rollgen.cluster.board import Board, Materials, Reader
 from rollgen.cluster.books import CONTINUE, Books
 from rollgen.cluster.connect import connect
@@ -30,7 +30,7 @@ from rollgen.cluster.delivery import Delivery, delivery_of
 from rollgen.cluster.engine import VLLM, EngineFacts, EngineSpec, examine
 from rollgen.cluster.receipts import Positions
 from rollgen.cluster.replica import Orders, Replica
-from rollgen.cluster.room import REPLICA_CPUS, gpus_per_replica, reserved, room_note, waiting_note
+from rollgen.cluster.room import REPLICA_CPUS, gpus_per_replica, reserved, room_note, silence_note
 from rollgen.cluster.tasks import Task, cut_tasks
 from rollgen.cluster.waiting import POLL_SECONDS, refuse_if
 from rollgen.errors import EngineError, RollgenError
@@ -45,7 +45,7 @@ REST_SECONDS: Final = 15.0
 LEAVE_SECONDS: Final = 3.0
 """For Ray Data to let go of replicas that have done so."""
 PATIENCE_SECONDS: Final = 60.0
-"""For the first replica to be there, after which the user is told."""
+"""For a replica to be heard of, when there is none or none is left, after which the user is told."""
 _CALLERS: Final = 10_000
 """Of the board at a time: each replica waits there for a stop."""
 
@@ -114,16 +114,22 @@ class RayCrew:
         receiving = asyncio.create_task(delivery.receive(board, books.enter))
         stream = _Stream(tasks, orders, replicas=min(self._replicas, len(tasks)), gpus=self._gpus)
         stream.start()
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        waits = False
         try:
             while not stream.over and books.problem is None:
                 await asyncio.sleep(TICK_SECONDS)
                 books.enter(await reader.news())
                 if receiving.done():
                     receiving.result()
-                if not books.has_replicas and time.monotonic() >= deadline:
-                    deadline = math.inf
-                    job.reporter.note(waiting_note(self._gpus))
+                for name in books.silent:
+                    if is_gone(name):
+                        books.let_go(name)
+                    else:
+                        books.lost(name)
+                        end_process(name)
+                if books.silence >= PATIENCE_SECONDS and not waits:
+                    job.reporter.note(silence_note(books.silence, self._gpus))
+                waits = books.silence >= PATIENCE_SECONDS
         finally:
             await _rest(board, reader, books, stream, receiving)
         if books.problem is not None:

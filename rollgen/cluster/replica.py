@@ -109,9 +109,10 @@ class Replica:
             making.result()
 
     async def _watch(self) -> None:
-        """Stop when the driver says so: what is finished is committed."""
+        """Stop when the driver says so: what is finished is committed. Asking for that is the sign of life."""
         try:
-            await self._board.stopping.remote()
+            while not await self._board.is_stopping.remote(self._name):
+                pass
             await self._cancel(set(self._making))
             await self._post(Rested())
         except RayError:

@@ -49,13 +49,21 @@ def room_note(replicas: int, gpus: int) -> str | None:
     )
 
 
-def waiting_note(gpus: int) -> str:
-    """What to say when there is no room for even one replica."""
+def silence_note(seconds: float, gpus: int) -> str:
+    """What to say when no replica has been heard of for so long: there may be no room for one, or one just starts."""
+    return (
+        f"--ray: no sign of life of any replica for {seconds:.0f} s; waits until one starts: {_demand(gpus)} "
+        "(not those of a replica whose process is starting)"
+    )
+
+
+def _demand(gpus: int) -> str:
+    """What a replica takes, and what there is."""
     name, wanted = ("GPU", gpus) if gpus else ("CPU", REPLICA_CPUS)
     available: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
     return (
-        f"--ray: waits until the cluster has room: a replica takes {wanted:g} {name}s of one node, and of all "
-        f"{sum(_resource(name)):g} {available.get(name, 0):g} are free now"
+        f"a replica takes {wanted:g} {name}s of one node, and of all {sum(_resource(name)):g} "
+        f"{available.get(name, 0):g} are free now"
     )
 
 
@@ -73,7 +81,7 @@ def reserved(gpus: int, given_up: Callable[[], bool]) -> Iterator[PlacementGroup
             refuse_if(given_up)
             if time.monotonic() >= deadline:
                 deadline = math.inf
-                _LOG.warning(waiting_note(gpus))
+                _LOG.warning(f"--ray: waits until the cluster has room: {_demand(gpus)}")
         yield PlacementGroupSchedulingStrategy(room)
     finally:
         remove_placement_group(room)

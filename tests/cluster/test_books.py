@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from models.jobs import some_job
 
-from rollgen.cluster.board import Committed, Died, Failed, Resampled, Started
+from rollgen.cluster.board import Alive, Committed, Died, Failed, Loaded, Resampled, Rested, Started
 from rollgen.cluster.books import Books
 from rollgen.cluster.delivery import delivery_of
 from rollgen.cluster.receipts import Positions, Receipt
@@ -39,11 +39,39 @@ def job(runs: Any, tmp_path: Path, make_manifest: Callable[..., Manifest]) -> It
         yield some_job(slot, preflight, make_manifest(), plan)
 
 
+class Clock:
+    """Stands still, unless it is told otherwise."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 @pytest.fixture
-def books(job: Job) -> Books:
+def clock() -> Clock:
+    """That of the books."""
+    return Clock()
+
+
+@pytest.fixture
+def books(job: Job, clock: Clock) -> Books:
     """Those of the job, which has one replica."""
     positions = Positions(job.owed.plan.offsets, [])
-    return Books(job, positions, replicas=1, journal=delivery_of(job, positions).journal)
+    return Books(job, positions, replicas=1, journal=delivery_of(job, positions).journal, clock=clock)
+
+
+@pytest.fixture
+def wait(books: Books, clock: Clock) -> Callable[..., None]:
+    """`wait(seconds, name, ...)`: look at the news every second, while these give signs of life."""
+
+    def looks(seconds: int, *alive: str) -> None:
+        for _ in range(seconds):
+            clock.now += 1
+            books.enter([(name, Alive()) for name in alive])
+
+    return looks
 
 
 def committed(*positions: int) -> Committed:
@@ -122,3 +150,75 @@ def test_an_interrupted_round_waits_for_nobody(job: Job) -> None:
                 list(delivery.untold([], []))
 
     asyncio.run(interrupted())
+
+
+def test_a_replica_that_is_silent(books: Books, job: Job, wait: Callable[..., None]) -> None:
+    """For the stall timeout of ten minutes: it counts as dead, once, and again when it has been started again."""
+    books.enter([(name, each) for name in "ab" for each in (Started(f"node {name}, process 1"), Loaded())])
+    wait(599, "b")
+    assert books.silent == []
+    wait(1, "b")
+    assert books.silent == ["a"]
+    books.lost("a")
+    assert (books.problem, books.silent, job.stats.restarts) == (None, [], 1)
+    assert job.reporter.notes == [
+        "the replica on node a, process 1 has died: no sign of life for 600 s (--stall-timeout); Ray starts it again "
+        "(0 more restarts are allowed)"
+    ]
+    books.enter([("a", Started("node a, process 2"))])
+    assert job.stats.restarts == 1, "that is the start that was told of"
+    wait(600, "b")
+    assert books.silent == ["a"]
+    books.lost("a")
+    assert "process 2 has died: no sign of life for 600 s (--stall-timeout) after 1 restarts" in str(books.problem)
+
+
+def test_who_was_let_go_has_not_died(books: Books, job: Job, wait: Callable[..., None]) -> None:
+    """There was nothing left to do for it."""
+    books.enter([("a", Started("x")), ("a", Loaded())])
+    wait(600)
+    books.let_go("a")
+    assert (books.silent, books.problem, job.stats.restarts, job.reporter.notes) == ([], None, 0, [])
+
+
+def test_the_rest_waits_for_those_who_were_heard_of_lately(books: Books, wait: Callable[..., None]) -> None:
+    """Neither for one who has committed all it had, nor for one whose node is gone, for example."""
+    books.enter([(name, Started(name)) for name in "abc"])
+    wait(15, "a", "b")
+    assert not books.at_rest
+    books.enter([("a", Rested())])
+    assert not books.at_rest
+    books.enter([("b", Rested())])
+    assert books.at_rest
+
+
+def test_silence_is_that_of_all(books: Books, wait: Callable[..., None]) -> None:
+    """From the beginning of a round, and from the last sign of life of any replica."""
+    wait(50)
+    assert books.silence == 50
+    books.begin_round()
+    wait(20)
+    assert books.silence == 20
+    books.enter([("a", Alive())])
+    assert books.silence == 0
+    wait(30)
+    assert books.silence == 30
+
+
+def test_time_that_the_driver_slept_is_no_silence(books: Books, clock: Clock, wait: Callable[..., None]) -> None:
+    """It was stopped for an hour, and so was all of a local Ray, for example."""
+    books.enter([("a", Started("x"))])
+    clock.now += 3600
+    wait(1)
+    assert (books.silent, books.silence) == ([], 3)
+
+
+def test_an_engine_that_loads_for_long(books: Books, job: Job, wait: Callable[..., None]) -> None:
+    """Is told of once, for each process, and waited for: it is no death."""
+    books.enter([("a", Started("here, process 1")), ("b", Started("there")), ("b", Loaded())])
+    wait(599, "a", "b")
+    assert job.reporter.notes == []
+    wait(900, "a", "b")
+    [note] = job.reporter.notes
+    assert note.startswith("the replica on here, process 1 has been loading its engine for 600 s, and is waited for;")
+    assert (books.silent, books.problem, job.stats.restarts) == ([], None, 0)

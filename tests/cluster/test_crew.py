@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from multiprocessing.process import BaseProcess
@@ -73,6 +74,27 @@ def test_a_dead_engine_is_started_again(ray_runs: Any) -> None:
     [note] = ray_runs.reporter.notes
     assert "the device fell off the bus" in note
     assert "Ray starts it again (9 more restarts are allowed)" in note
+
+
+class Ordered(Recorder):
+    """Phases among the notes."""
+
+    def phase(self, name: str) -> None:
+        super().phase(name)
+        self.notes.append(name)
+
+
+def test_a_replica_that_stands_still_is_started_again(ray_runs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The only one, whose process is stopped. First it is said that nobody is there, then who it was."""
+    monkeypatch.setattr("rollgen.cluster.books.LATELY_SECONDS", 10.0)
+    monkeypatch.setattr("rollgen.cluster.crew.PATIENCE_SECONDS", 5.0)
+    stats = ray_runs("stopped", replicas=1, stall_timeout=1, reporter=Ordered())
+    check_whole(ray_runs.out)
+    assert (stats.stored, stats.restarts, stats.exit_code) == (60, 1, 0)
+    notes = ray_runs.reporter.notes
+    silence, death, *_ = notes[notes.index("generate") + 1 :]
+    assert silence.startswith("--ray: no sign of life of any replica for ")
+    assert re.search(r"the replica on .*, process \d+ has died: no sign of life for 1\d s \(--stall-timeout\)", death)
 
 
 def test_poison_keeps_nothing_else_from_being_made(ray_runs: Any) -> None:

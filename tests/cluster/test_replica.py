@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import ray
 
-from rollgen.cluster.board import Board, Loaded, Reader, Refused
+from rollgen.cluster.board import Alive, Board, Loaded, Reader, Refused, Rested
 from rollgen.cluster.engine import EngineSpec
 from rollgen.cluster.replica import Orders, Replica
 from rollgen.cluster.slot import Employer, TaskSlot
@@ -113,6 +113,24 @@ def test_a_stop_counts_also_where_another_process_was_faster(
     asyncio.run(scene())
     [added] = set(list_shards(driver.directory)) - set(before)
     assert added.name == f"part-{TASK.name}-000000.parquet"
+
+
+def test_signs_of_life_while_the_engine_loads(make_replica: Callable[[str], Replica], board: Any) -> None:
+    """For ever: one sign after the other, and a stop counts."""
+
+    async def scene() -> list[Any]:
+        making = asyncio.create_task(make(make_replica("loading")))
+        reader = Reader(board)
+        told: list[Any] = []
+        while told.count(Alive()) < 3:
+            told += [each for _, each in await reader.news()]
+            await asyncio.sleep(0.02)
+        await board.stop.remote()
+        await asyncio.wait_for(making, 180)
+        await news(board, Rested)
+        return told
+
+    assert Loaded() not in asyncio.run(asyncio.wait_for(scene(), 180))
 
 
 def test_locks_that_do_not_reach_this_node_are_named(replica: Replica, board: Any, driver: WriterSlot) -> None:

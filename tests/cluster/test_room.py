@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import ray
 
-from rollgen.cluster.room import gpus_per_replica, reserved, room_note
+from rollgen.cluster.room import gpus_per_replica, reserved, room_note, silence_note
 from rollgen.config import RunConfig
 from rollgen.errors import EngineError, UsageError
 
@@ -52,7 +52,12 @@ def test_room_for_one_is_waited_for(
     with pytest.raises(EngineError, match="interrupted"), reserved(4, lambda: next(looks)):
         pass
     [record] = caplog.records
-    assert "a replica takes 4 GPUs of one node, and of all 4 3 are free now" in record.message
+    room = "a replica takes 4 GPUs of one node, and of all 4 3 are free now"
+    assert record.message == f"--ray: waits until the cluster has room: {room}"
+    assert silence_note(60, 4) == (
+        f"--ray: no sign of life of any replica for 60 s; waits until one starts: {room} (not those of a replica whose "
+        "process is starting)"
+    )
     ray.kill(other)
     for _ in range(2):
         with reserved(4, lambda: False) as room:

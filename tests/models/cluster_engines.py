@@ -85,6 +85,17 @@ def mortal(spec: EngineSpec) -> FakeEngine:
     return FakeEngine(window=WINDOW, before=before)
 
 
+def stopped(spec: EngineSpec) -> FakeEngine:
+    """Its process stands still from a sample on, the first one of each replica."""
+
+    async def before(request: SampleRequest) -> None:
+        await asyncio.sleep(0)
+        if _key(request) == POISON and not ray.get_runtime_context().was_current_actor_reconstructed:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    return FakeEngine(window=WINDOW, before=before)
+
+
 def poisoned(spec: EngineSpec) -> FakeEngine:
     """One sample takes the whole process down, whoever makes it."""
 
@@ -99,6 +110,17 @@ def poisoned(spec: EngineSpec) -> FakeEngine:
 def unloadable(spec: EngineSpec) -> FakeEngine:
     """Never starts."""
     return FakeEngine(window=WINDOW, start_error=EngineError("out of memory"))
+
+
+class _Loading(FakeEngine):
+    async def start(self) -> None:
+        """Does not return."""
+        await asyncio.Event().wait()
+
+
+def loading(spec: EngineSpec) -> FakeEngine:
+    """Loads for ever."""
+    return _Loading(window=WINDOW)
 
 
 def endless(spec: EngineSpec) -> NoReturn:
