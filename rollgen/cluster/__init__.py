@@ -4,7 +4,7 @@ address.py   where the cluster is, and whether one answers there
 probe.py     the program that asks
 connect.py   joining a cluster or starting a local one
 room.py      what it has room for
-waiting.py   waits that can be given up
+waiting.py   waits that can be given up, and one that cannot
 tasks.py     what is owed, cut into tasks; Ray Data hands these to replicas, and again when a replica dies
 slot.py      where the shards of one task go, safe against those who were believed dead: into a shared directory
 parcels.py   the same where the dataset is in object storage: to the driver, who commits them

@@ -32,7 +32,7 @@ from rollgen.cluster.receipts import Positions
 from rollgen.cluster.replica import Orders, Replica
 from rollgen.cluster.room import REPLICA_CPUS, gpus_per_replica, reserved, room_note, silence_note
 from rollgen.cluster.tasks import Task, cut_tasks
-from rollgen.cluster.waiting import POLL_SECONDS, refuse_if
+from rollgen.cluster.waiting import POLL_SECONDS, refuse_if, to_the_end
 from rollgen.errors import EngineError, RollgenError
 from rollgen.loop.crew import Job
 from rollgen.loop.sampling import TICK_SECONDS
@@ -216,7 +216,7 @@ def _make_board(name: str, materials: Materials) -> Any:
 async def _rest(board: Any, reader: Reader, books: Books, stream: _Stream, receiving: asyncio.Task[None]) -> None:
     """End a round, before its time or not: let replicas commit what is finished, and read the last news.
 
-    A commit of the driver's that has begun is waited for, however long it takes.
+    A commit of the driver's that has begun is waited for, however long it takes, also when this is cancelled.
     """
     try:
         with suppress(RayError, TimeoutError):  # without a board there is nobody to wait for
@@ -228,13 +228,17 @@ async def _rest(board: Any, reader: Reader, books: Books, stream: _Stream, recei
                     books.enter(await reader.news())
     finally:
         stream.stop()
-        with suppress(RayError):
-            await board.close.remote()
-        with suppress(RayError):  # also of a board that is gone: what it has sent is committed, and told
-            await receiving
+        await to_the_end(asyncio.ensure_future(_close(board, receiving)))
     deadline = time.monotonic() + LEAVE_SECONDS
     while not stream.over and time.monotonic() < deadline:
         await asyncio.sleep(0.1)
+
+
+async def _close(board: Any, receiving: asyncio.Task[None]) -> None:
+    """Have the board take nothing more, and what it has sent committed and told."""
+    for ending in (board.close.remote(), receiving):
+        with suppress(RayError):  # of a board that is gone
+            await ending
 
 
 @contextmanager

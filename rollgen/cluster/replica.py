@@ -11,7 +11,7 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +36,7 @@ from rollgen.cluster.board import (
 from rollgen.cluster.engine import EngineSpec, make_engine
 from rollgen.cluster.slot import Abandoned, Employer, Overtaken
 from rollgen.cluster.tasks import Task
+from rollgen.cluster.waiting import to_the_end
 from rollgen.cluster.workplace import Workplace, open_workplace
 from rollgen.engines.base import Engine, SampleRequest
 from rollgen.errors import DatasetError, EngineError, RollgenError, UnfitEngine
@@ -253,21 +254,7 @@ async def _entered(writer: ShardWriter) -> AsyncIterator[ShardWriter]:
         try:
             yield writer
         finally:
-            await _finished(left.pop_all().close)
-
-
-async def _finished(call: Callable[[], None]) -> None:
-    """Run it in a thread to its end. Raises what it raises, or else what came meanwhile: CancelledError."""
-    running = asyncio.ensure_future(asyncio.to_thread(call))
-    cancelled: asyncio.CancelledError | None = None
-    while not running.done():
-        try:
-            await asyncio.wait({running})
-        except asyncio.CancelledError as error:
-            cancelled = error
-    running.result()
-    if cancelled is not None:
-        raise cancelled
+            await to_the_end(asyncio.ensure_future(asyncio.to_thread(left.pop_all().close)))
 
 
 def _log() -> str:

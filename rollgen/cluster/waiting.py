@@ -1,7 +1,8 @@
-"""Waiting in a thread, which nobody can cancel: for as long as it is wanted."""
+"""Waiting in a thread, which nobody can cancel, for as long as it is wanted; and for what has to come to its end."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Final
 
@@ -15,3 +16,16 @@ def refuse_if(given_up: Callable[[], bool]) -> None:
     """Raise EngineError when what is waited for is not wanted any more: whoever did has gone on."""
     if given_up():
         raise EngineError("interrupted while the cluster was waited for")
+
+
+async def to_the_end(running: asyncio.Future[None]) -> None:
+    """Wait until it is over, also when this is cancelled. Raises what it raises, or else CancelledError then."""
+    cancelled: asyncio.CancelledError | None = None
+    while not running.done():
+        try:
+            await asyncio.wait({running})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    running.result()
+    if cancelled is not None:
+        raise cancelled
