@@ -88,7 +88,12 @@ class Mirror:
 
     def push_own(self) -> None:
         """Send this writer's failures and logs, as far as they have changed."""
-        self._send(self._local((self._failures, self._logs)))
+        self._send(self._own())
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether some of these failures and logs is nowhere else."""
+        return any(self._has_changed(name) for name in self._own())
 
     def forget(self) -> None:
         """The store has been emptied."""
@@ -131,12 +136,17 @@ class Mirror:
             self._known[name] = _state(path)
 
     def _send(self, names: Iterable[str]) -> None:
-        for name in names:
+        for name in filter(self._has_changed, names):
             path = self._directory / name
-            state = _state(path)
-            if self._known.get(name) != state:
-                self._store.put(path, name)
-                self._known[name] = state
+            state = _state(path)  # as it was before: it may grow meanwhile
+            self._store.put(path, name)
+            self._known[name] = state
+
+    def _has_changed(self, name: str) -> bool:
+        return self._known.get(name) != _state(self._directory / name)
+
+    def _own(self) -> Iterator[str]:
+        return self._local((self._failures, self._logs))
 
     def _local(self, patterns: Iterable[str]) -> Iterator[str]:
         """Names of the local files that match, without those of directories."""

@@ -16,7 +16,7 @@ While the storage fails, a commit tries again for OUTAGE_SECONDS; sampling goes 
 in the workspace, and goes with the next commit or the next start on this machine. What waits and may not be sent is set
 aside beside the workspace, where nothing removes it. A start takes the writer's lock (`lease.py`), sees to what others
 have left (`arrival.py`), and then resumes as ever; an end sends the failures and logs, and removes the workspace unless
-shards wait in it. A plain copy of all objects is a dataset directory.
+shards, failures or logs wait in it. A plain copy of all objects is a dataset directory.
 """
 
 from __future__ import annotations
@@ -370,14 +370,17 @@ class Workspace:
 
     def _leave(self) -> None:
         """Remove the workspace, unless it holds what is nowhere else."""
-        if waiting := list_shards(self.directory):
-            self._note(
-                f"{self.url}: finished shards that could not be sent: {len(waiting)}; they wait in {self.directory} "
-                "and go with --resume on this machine"
-            )
-        else:
-            shutil.rmtree(self.directory, ignore_errors=True)
-        self._unlock()
+        with ExitStack() as on_exit:
+            on_exit.callback(self._unlock)
+            waiting = []
+            if shards := list_shards(self.directory):
+                waiting.append(f"finished shards that could not be sent: {len(shards)}; they wait")
+            if self._mirror.has_unsent:
+                waiting.append("failures and logs that could not be sent wait")
+            for what in waiting:
+                self._note(f"{self.url}: {what} in {self.directory} and go with --resume on this machine")
+            if not waiting:
+                shutil.rmtree(self.directory, ignore_errors=True)
 
     def _unlock(self) -> None:
         if self._local_lock is not None:

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 from models.plans import anything
 
-from rollgen.errors import DatasetError, MissingFile, ResumeRefused, UsageError
+from rollgen.errors import DatasetError, MissingFile, ResumeRefused, Unreadable, Unsent, UsageError
 from rollgen.format.commit import WHOLE, Holder, WriterSlot
+from rollgen.format.failures import FailureLog
 from rollgen.format.journal import JournalLine, list_shards, read_journal
 from rollgen.format.jsonlines import encode_line
 from rollgen.format.manifest import Manifest
@@ -211,3 +212,65 @@ def test_a_glimpse(filled: Workspace, store: ObjectStore) -> None:
     store.delete("rollgen.json")
     with pytest.raises(UsageError, match=r"holds shards but no rollgen\.json"), glimpse(store.url):
         pass
+
+
+@pytest.mark.parametrize(
+    ("step", "error"),
+    [
+        ((ObjectStore, "put"), Unsent),
+        ((ObjectStore, "put"), PermissionError),
+        ((ObjectStore, "put"), KeyboardInterrupt),
+        ((Lease, "check"), Unreadable),
+        ((Lease, "check"), ResumeRefused),
+    ],
+    ids=["not taken", "not readable here", "Ctrl-C", "no answer", "another has gone on"],
+)
+def test_what_cannot_be_sent_at_the_end_waits(
+    store: ObjectStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    notes: list[str],
+    step: tuple[type, str],
+    error: type[BaseException],
+) -> None:
+    """Failures and logs of a run that ends while the storage fails: here, told of, and sent by the next start."""
+
+    def fails(*args: object) -> None:
+        raise error("as it was to")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    workspace = Workspace(store.url, "w0", note=notes.append, problem_in=anything).__enter__()
+    FailureLog(workspace.directory, "w0").record("p9", 9, 0, "engine", "no")
+    (workspace.directory / "logs").mkdir()
+    (workspace.directory / "logs/20250101T000000-w0.log").write_text("what happened\n")
+    with monkeypatch.context() as patched:
+        patched.setattr(*step, fails)
+        with pytest.raises(error, match="as it was to"):
+            workspace.__exit__(None)
+    assert store.list() == {}
+    assert notes == [
+        f"{store.url}: failures and logs that could not be sent wait in {workspace.directory} and go with --resume on "
+        "this machine"
+    ]
+    with Workspace(store.url, "w0", note=notes.append, problem_in=anything):
+        pass
+    assert store.list().keys() == {"failures/w0.jsonl", "logs/20250101T000000-w0.log"}
+    assert not workspace.directory.exists()
+    assert len(notes) == 1
+
+
+def test_an_end_that_owes_nothing_removes_the_workspace(
+    filled: Workspace, store: ObjectStore, monkeypatch: pytest.MonkeyPatch, notes: list[str]
+) -> None:
+    """Also when the storage does not answer any more: all that is in it has been sent."""
+
+    def fails(lease: Lease) -> None:
+        raise Unreadable("no answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Lease, "check", fails)
+        with pytest.raises(Unreadable):
+            filled.__exit__(None)
+    assert not filled.directory.exists()
+    assert notes == []
+    filled.__enter__()  # for the fixture to leave
