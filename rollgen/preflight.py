@@ -13,6 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+import numpy as np
+
 from rollgen import __version__
 from rollgen.config import EMBEDDED_MODEL, RunConfig, digest, field_key, flag
 from rollgen.directory import Holds, clean_directory, inspect_directory
@@ -21,7 +23,7 @@ from rollgen.engines.base import Capture, Extras
 from rollgen.engines.replay import check_replayable, check_untruncated, identity_engine_args
 from rollgen.errors import DatasetError, ResumeRefused, UsageError
 from rollgen.format.commit import WriterSlot
-from rollgen.format.failures import FailureLog
+from rollgen.format.failures import FailureLog, skipped_prompts
 from rollgen.format.journal import file_sha256
 from rollgen.format.manifest import (
     PLANLESS,
@@ -92,8 +94,6 @@ class Preflight:
     """When the run was planned first; UTC."""
     stored: Manifest | None = None
     """The manifest of the run that is continued."""
-    known_prompts: int = 0
-    """Prompts that its plan has already."""
     known_samples: int = 0
     """Samples that its plan has already."""
 
@@ -231,7 +231,7 @@ def continue_run(preflight: Preflight, directory: Path) -> Preflight:
     else:
         stored_plan = Plan(directory / PLAN_FILE)
         check_growth(stored_plan, plan)
-    return replace(preflight, stored=stored, known_prompts=stored_plan.prompts, known_samples=stored_plan.samples)
+    return replace(preflight, stored=stored, known_samples=stored_plan.samples)
 
 
 def _refuse_merged(stored: Manifest, directory: Path) -> None:
@@ -334,10 +334,19 @@ def establish_planless(config: RunConfig, model: ModelInfo, engine: SampledBy, s
     return _add_attempt(directory, stored, attempt)
 
 
-def record_tombstones(plan: Plan, known_prompts: int, failures: FailureLog) -> None:
-    """A failure line for each skipped input row from number `known_prompts` on: those before have theirs already."""
-    for prompt in plan.rows(known_prompts) if plan.tombstone[known_prompts:].any() else ():
-        if prompt.error is not None:
+def record_tombstones(plan: Plan, slot: WriterSlot) -> None:
+    """A failure line for each skipped input row of the slot's part that has none. In the start section.
+
+    An earlier start may have ended before it had written all of its own.
+    """
+    skipped = np.flatnonzero(plan.tombstone)
+    ours = skipped[skipped % slot.part.of == slot.part.number]
+    lacking = set(ours.tolist()) - (skipped_prompts(slot.directory) if ours.size else set())
+    if not lacking:
+        return
+    failures = FailureLog(slot.directory, slot.writer)
+    for prompt in plan.rows(min(lacking)):
+        if prompt.error is not None and prompt.prompt_index in lacking:
             failures.record(prompt.prompt_id, prompt.prompt_index, 0, "input", prompt.error)
 
 

@@ -407,7 +407,7 @@ def _planned(slot: WriterSlot, preflight: Preflight, manifest: Manifest) -> _Ope
     planned = PlannedKeys(plan.offsets, plan.prompt_ids, Planned(plan, retries).problem, retries)
     recovery = recover(slot, manifest.config_digest, planned)
     _log(recovery.findings)
-    record_tombstones(plan, preflight.known_prompts, FailureLog(slot.directory, slot.writer))
+    record_tombstones(plan, slot)
     return _Opened(
         manifest,
         preflight.model,

@@ -51,7 +51,7 @@ def test_plan_run_touches_only_the_plan(planned: Callable[..., Preflight], tmp_p
     preflight = planned(n=3)
     assert preflight.plan_path == tmp_path / "plan.parquet"
     assert Plan(preflight.plan_path).samples == preflight.summary.samples == 15
-    assert (preflight.replayable, preflight.stored, preflight.known_prompts) == (True, None, 0)
+    assert (preflight.replayable, preflight.stored, preflight.known_samples) == (True, None, 0)
     assert not runs.out.exists()
 
 
@@ -153,12 +153,12 @@ def test_chat_template_counts_by_its_text(planned: Callable[..., Preflight], tmp
 
 
 def test_same_command_continues(runs: Runs, planned: Callable[..., Preflight]) -> None:
-    """The manifest comes along, and how many prompts its plan has; `auto` keeps the capture it had."""
+    """The manifest comes along, and how many samples its plan has; `auto` keeps the capture it had."""
     runs()
     runs.write_prompts(7)
     preflight = planned(runs.out, n=2, top_k=8)
     assert preflight.stored == read_manifest(runs.out)
-    assert preflight.known_prompts == 5
+    assert preflight.known_samples == 10
     assert preflight.capture_wanted == "logprobs"
 
 

@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import Literal
 
 from rollgen.errors import DatasetError
-from rollgen.format.jsonlines import Count, Count32, append_line, line_files, read_lines, truncate_torn_tail
+from rollgen.format.jsonlines import (
+    Count,
+    Count32,
+    append_line,
+    line_files,
+    parse_lines,
+    read_lines,
+    truncate_torn_tail,
+)
 from rollgen.format.schema import FAILURES_DIR
 
 Stage = Literal["input", "engine", "capture", "invariant"]
@@ -60,3 +68,12 @@ def read_failures(directory: Path) -> Iterator[Failure]:
     for path in line_files(directory / FAILURES_DIR):
         for _, failure in read_lines(path, Failure):
             yield failure
+
+
+def skipped_prompts(directory: Path) -> frozenset[int]:
+    """Numbers of the prompts that have a line as tombstones. A damaged line says nothing, and keeps nobody from work.
+
+    Raises DatasetError for anything but a regular file.
+    """
+    lines = (line for path in line_files(directory / FAILURES_DIR) for _, line in parse_lines(path, Failure))
+    return frozenset(line.prompt_index for line in lines if line is not None and line.stage == "input")

@@ -262,7 +262,7 @@ class _Run:
                 self.preflight = plan_retry(self.preflight, directory, retry, self.longer)
             manifest = establish(self.preflight, crew, self.slot)
             plan.path = directory / PLAN_FILE  # where it was moved to
-            self._record_tombstones(plan)
+            record_tombstones(plan, self.slot)
         return manifest
 
     def _job(self, manifest: Manifest, owed: Owed) -> Job:
@@ -274,7 +274,7 @@ class _Run:
             preflight=self.preflight,
             manifest=manifest,
             owed=owed,
-            failures=self._failures(),
+            failures=FailureLog(self.slot.directory, self.slot.writer),
             discretion=self.discretion,
             stats=self.stats,
             reporter=self.reporter,
@@ -341,15 +341,9 @@ class _Run:
                     self.preflight = continue_run(self.preflight, directory)
                 establish_plan(self.preflight, directory)
                 plan.path = directory / PLAN_FILE
-                self._record_tombstones(plan)
+                record_tombstones(plan, self.slot)
             else:
                 plan.path.unlink()
         whose = "" if self.slot.part == WHOLE else f" of part {self.slot.part}"
         self.reporter.note(f"nothing is owed: every planned sample{whose} is stored")
         return self.stats
-
-    def _failures(self) -> FailureLog:
-        return FailureLog(self.slot.directory, self.slot.writer)
-
-    def _record_tombstones(self, plan: Plan) -> None:
-        record_tombstones(plan, self.preflight.known_prompts, self._failures())

@@ -200,7 +200,8 @@ def _verify(directory: Path, progress: Progress | None) -> Verification:
         findings.add("replacement", directory / JOURNAL_DIR / RECORD_FILE, f"{problem} `rollgen compact`")
         return _outcome(findings)
     planned = None if manifest is None else check_planned(directory, manifest, findings)
-    check_failures(directory, planned, findings)
+    if untold := check_failures(directory, planned, findings):
+        notes.append(f"skipped input rows without a line in failures/, which --resume adds: {untold:,}")
     if manifest is not None:
         check_rewards(directory, manifest, findings)
     for name in sorted(committed - {path.name for path in paths}):

@@ -241,12 +241,16 @@ def _check_retries(directory: Path, manifest: Manifest, plan: Plan, findings: Fi
     return tuple(lists)
 
 
-def check_failures(directory: Path, planned: Planned | None, findings: Findings) -> None:
-    """Lines of failures, and that they do not contradict the plan."""
+def check_failures(directory: Path, planned: Planned | None, findings: Findings) -> int:
+    """Lines of failures, and that they do not contradict the plan. Returns how many tombstones have none."""
+    told = set[int]()
     for path in line_files(directory / FAILURES_DIR):
         for place, failure in _lines(path, Failure, "failures", findings):
             if failure and planned and (problem := failure_problem(failure, planned)):
                 findings.add("failures", path, problem, place)
+            elif failure and failure.stage == "input":
+                told.add(failure.prompt_index)
+    return 0 if planned is None else int(planned.plan.tombstone.sum()) - len(told)
 
 
 def check_rewards(directory: Path, manifest: Manifest, findings: Findings) -> None:

@@ -14,7 +14,7 @@ from models.runs import Runs, keys
 from rollgen.engines.base import RequestError, SampleRequest
 from rollgen.errors import CaptureError, DatasetError, EngineError, ResumeRefused, UsageError
 from rollgen.format.commit import WriterSlot
-from rollgen.format.failures import read_failures
+from rollgen.format.failures import FailureLog, read_failures
 from rollgen.format.journal import list_shards
 from rollgen.format.manifest import read_manifest
 from rollgen.format.reader import open_dataset, verify_shard
@@ -289,6 +289,56 @@ def test_new_tombstones_are_recorded_also_when_nothing_is_owed(runs: Runs) -> No
     assert [failure.prompt_id for failure in read_failures(runs.out)] == ["p5"]
     runs(on_bad_row="skip", resume=True)
     assert [failure.prompt_id for failure in read_failures(runs.out)] == ["p5"]
+
+
+def test_tombstones_of_a_start_that_was_cut_short(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk is full at the second of three lines, when the manifest is there: the next start writes what lacks."""
+    record, fails = FailureLog.record, iter([False, True])
+
+    def recorded(log: FailureLog, *values: Any, **more: Any) -> None:
+        if next(fails):
+            raise DatasetError("no room")
+        record(log, *values, **more)
+
+    runs.write_prompts(6, bad=[1, 3, 4])
+    with monkeypatch.context() as patched:
+        patched.setattr(FailureLog, "record", recorded)
+        with pytest.raises(DatasetError, match="no room"):
+            runs(on_bad_row="skip")
+    assert skipped(runs) == ["p1"]
+    runs(on_bad_row="skip", resume=True)
+    assert skipped(runs) == ["p1", "p3", "p4"]
+    runs(on_bad_row="skip", resume=True)
+    assert skipped(runs) == ["p1", "p3", "p4"]
+
+
+def skipped(runs: Runs) -> list[str]:
+    assert all(failure.stage == "input" for failure in read_failures(runs.out))
+    return [failure.prompt_id for failure in read_failures(runs.out)]
+
+
+@pytest.mark.parametrize("ruin", [b"", b"{}\n", b"\x00\n"], ids=["lost", "no such line", "damaged"])
+def test_tombstones_whose_lines_are_gone(runs: Runs, ruin: bytes) -> None:
+    """They are written again, also when nothing is owed; a damaged line keeps nobody from a start."""
+    runs.write_prompts(4, bad=[1])
+    runs(on_bad_row="skip")
+    path = runs.out / "failures/w0.jsonl"
+    path.write_bytes(ruin)
+    runs(on_bad_row="skip", resume=True)
+    assert path.read_bytes().startswith(ruin)
+    path.write_bytes(path.read_bytes().removeprefix(ruin))
+    assert skipped(runs) == ["p1"]
+
+
+def test_each_part_records_its_own_tombstones(runs: Runs) -> None:
+    """So that two which start at once do not both record one; a line of another writer counts too."""
+    runs.write_prompts(6, bad=[1, 2, 5])
+    runs(on_bad_row="skip", shard="1/2")
+    assert skipped(runs) == ["p1", "p5"]
+    runs(on_bad_row="skip", shard="0/2", resume=True)
+    assert skipped(runs) == ["p2", "p1", "p5"]  # s0of2 comes first
+    runs(on_bad_row="skip", resume=True)
+    assert skipped(runs) == ["p2", "p1", "p5"]
 
 
 def test_no_usable_prompt(runs: Runs) -> None:

@@ -9,22 +9,31 @@ from models.runs import Runs, keys
 from models.writers import Open, ids, key
 
 from rollgen.engines.base import SampleRequest
-from rollgen.errors import ResumeRefused, UsageError
-from rollgen.format.failures import read_failures
+from rollgen.errors import DatasetError, ResumeRefused, UsageError
+from rollgen.format.failures import FailureLog, read_failures
 from rollgen.format.layout import CARD_FILE
 from rollgen.format.manifest import read_manifest
 
 
-def test_skipped_rows_are_recorded_by_the_first_writer(runs: Runs, planned: Open) -> None:
-    """Once for all writers, and never owed."""
-    runs.write_prompts(3, bad=[1])
+def test_skipped_rows_are_recorded_once(runs: Runs, planned: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the writer of their part, who may have had no room for the line before; they are never owed."""
+
+    def full(log: FailureLog, *values: object) -> None:
+        raise DatasetError("no room")
+
+    runs.write_prompts(4, bad=[1, 2])
+    with monkeypatch.context() as patched:
+        patched.setattr(FailureLog, "record", full)
+        with pytest.raises(DatasetError, match="no room"):
+            planned(on_bad_row="skip", writer="a", part=(0, 2))
     with (
-        planned(on_bad_row="skip", writer="a", part=(0, 2)) as one,
-        planned(on_bad_row="skip", writer="b", part=(1, 2)) as other,
+        planned(on_bad_row="skip", writer="b", part=(1, 2)) as one,
+        planned(on_bad_row="skip", writer="a", part=(0, 2)) as other,
     ):
-        assert [key(request) for request in one.owed()] == [(0, 0), (0, 1), (2, 0), (2, 1)]
-        assert list(other.owed()) == []
-    assert [(failure.prompt_id, failure.stage) for failure in read_failures(runs.out)] == [("p1", "input")]
+        assert [key(request) for request in one.owed()] == [(3, 0), (3, 1)]
+        assert [key(request) for request in other.owed()] == [(0, 0), (0, 1)]
+    lines = [(failure.prompt_id, failure.stage) for failure in read_failures(runs.out)]
+    assert lines == [("p2", "input"), ("p1", "input")]  # a's come first
 
 
 def test_parts_make_a_whole(runs: Runs, planned: Open) -> None:

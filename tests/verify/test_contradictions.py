@@ -10,11 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from rollgen.config import digest
 from rollgen.format.commit import WriterSlot
+from rollgen.format.failures import FailureLog
 from rollgen.format.journal import file_sha256
 from rollgen.format.manifest import read_manifest, replace_manifest
 from rollgen.prompts.plan import PlanWriter
@@ -121,6 +123,19 @@ def test_failures_against_the_plan(directory: Path, stage: str, problems: list[s
     (directory / "failures").mkdir(exist_ok=True)
     (directory / "failures/w0.jsonl").write_text(json.dumps(line) + "\n")
     assert [problem for _, problem in said(directory)] == problems
+
+
+def test_a_skipped_row_without_its_line_is_noted(directory: Path, make_prompt: Callable[..., Prompt]) -> None:
+    """Nothing is wrong with a run whose start was interrupted: of rows 6 and 7, one has its line."""
+    bad = {"token_ids": np.zeros(0, np.int32), "error": "no prompt"}
+    prompts = [make_prompt(index, n=2) for index in range(6)]
+    with PlanWriter(directory / "plan.parquet") as plan:
+        plan.write([*prompts, *(replace(make_prompt(index, n=2), **bad) for index in (6, 7))])
+    seal(directory, plan_sha256=file_sha256(directory / "plan.parquet"))
+    FailureLog(directory, "w0").record("p7", 7, 0, "input", "no prompt")
+    verification = verify_dataset(directory)
+    assert verification.is_clean
+    assert verification.notes == ("skipped input rows without a line in failures/, which --resume adds: 1",)
 
 
 def test_json_is_parsed_up_to_a_size() -> None:
