@@ -13,7 +13,6 @@ another. What is there of a task is found by its numbered names: nobody lists a 
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -21,6 +20,7 @@ from uuid import uuid4
 
 from rollgen.errors import RollgenError
 from rollgen.format.commit import is_current, start_section
+from rollgen.format.files import link
 from rollgen.format.journal import JournalLine, durable_line, shard_name, temporary_name
 from rollgen.format.manifest import fsync_directory
 from rollgen.format.schema import DATA_DIR
@@ -76,7 +76,7 @@ class TaskSlot:
             if not is_current(*self._employer):
                 raise Abandoned(f"{directory}: attempt {self._employer.attempt} is over")
             try:
-                os.link(temporary, path)  # never overwrites; the caller removes the other name
+                link(temporary, path)  # the caller removes the other name
             except FileExistsError:
                 raise Overtaken(f"{directory}: task {self._task} is made by another process too") from None
         self._known.append(path)

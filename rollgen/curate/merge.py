@@ -41,7 +41,7 @@ from rollgen.curate.uninterrupted import uninterrupted
 from rollgen.directory import Holds, check_clean, clean_directory, inspect_directory, remove_frame
 from rollgen.errors import DatasetError, UsageError
 from rollgen.format.commit import WriterSlot
-from rollgen.format.files import STAGE, remove_leftover
+from rollgen.format.files import STAGE, link, remove_leftover
 from rollgen.format.journal import JournalLine
 from rollgen.format.manifest import Manifest, create_manifest, fsync_directory
 from rollgen.format.row_groups import CACHE_BYTES
@@ -249,7 +249,7 @@ class _Writing:
         self._left = "nothing was merged; what --out held before has been removed, at least in part"
         clean_directory(self._out)
         for temporary, line in copied:
-            os.link(temporary, self._out / DATA_DIR / line.file)
+            link(temporary, self._out / DATA_DIR / line.file)
             slot.append(line)
         self._move(REWARDS_DIR, "*.parquet")
         self._move(TOKENIZER_DIR, "*")

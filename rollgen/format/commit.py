@@ -39,7 +39,7 @@ from uuid import uuid4
 
 from rollgen.errors import DatasetError, ResumeRefused, UsageError
 from rollgen.format import replacement
-from rollgen.format.files import open_descriptor, open_regular, refuse_links, remove_leftover
+from rollgen.format.files import check_hard_links, link, open_descriptor, open_regular, refuse_links, remove_leftover
 from rollgen.format.journal import (
     JournalLine,
     durable_line,
@@ -97,9 +97,8 @@ class Holder:
 
     def to_json(self) -> bytes:
         """The lock file's content."""
-        return (
-            json.dumps({"part": self.part, "attempt": self.attempt, "plan_sha256": self.plan_sha256}).encode() + b"\n"
-        )
+        said = {"part": self.part, "attempt": self.attempt, "plan_sha256": self.plan_sha256}
+        return json.dumps(said).encode() + b"\n"
 
 
 class Fetched(NamedTuple):
@@ -192,10 +191,10 @@ class WriterSlot:
     """One writer's exclusive place in a dataset: its lock, its journal, its sequence of shard names.
 
     `writer` matches `[A-Za-z0-9_]+`. Use as a context manager. Raises ResumeRefused when a writer of that name, or one
-    whose part could hold the same prompts, is alive, UsageError when the directory cannot be written, and DatasetError
-    when the journal is damaged or a replacement of shards was interrupted and cannot be completed. With `afresh` it
-    neither looks at what is there nor changes it: for a caller that will remove or mend it. With `remote`, `directory`
-    is the workspace of a dataset in object storage.
+    whose part could hold the same prompts, is alive, UsageError when the directory cannot be written or has no hard
+    links, and DatasetError when the journal is damaged or a replacement of shards was interrupted and cannot be
+    completed. With `afresh` it neither looks at what is there nor changes it: for a caller that will remove or mend it.
+    With `remote`, `directory` is the workspace of a dataset in object storage.
     """
 
     def __init__(
@@ -297,6 +296,7 @@ class WriterSlot:
             self._lock = open_lock(path)
             if self._lock is None:
                 raise ResumeRefused(f"{path}: another rollgen is writing this dataset; wait for it, or stop it")
+            check_hard_links(self.directory / f".tmp-{self.writer}-link")
             self._say(Holder(self.part, self.attempt))
 
     def _say(self, holder: Holder) -> None:
@@ -321,7 +321,7 @@ class WriterSlot:
     def publish(self, temporary: Path, *, rows: int, tokens: int, mask_ids: int) -> JournalLine:
         """Give a closed and verified file its final name. It is a committed shard once `append` has taken the line."""
         line = self._line(temporary, rows=rows, tokens=tokens, mask_ids=mask_ids)
-        os.link(temporary, self.directory / DATA_DIR / line.file)  # never overwrites; the caller removes the other name
+        link(temporary, self.directory / DATA_DIR / line.file)  # the caller removes the other name
         self._sequence += 1
         return line
 

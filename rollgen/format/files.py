@@ -4,6 +4,9 @@ In the place of a file a dataset from elsewhere may hold a pipe, which lets nobo
 device, which never ends, or gigabytes. To read, a link is followed: caches of downloads are made of them. To write it
 is not, because its target may be anything on the machine: whoever writes into a dataset calls `refuse_links` first,
 and opens files by `new_file` or, to add to them, by `open_descriptor`.
+
+What is finished gets its final name by a hard link (`link`), which never takes the place of anything. Whoever will do
+that sees first that it can be done (`check_hard_links`).
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import secrets
 import shutil
 import stat
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -37,6 +41,9 @@ STAGE: Final = ".tmp-merge"
 _NAMED: Final = 40
 """Characters of a name in a temporary one, which may not be longer than 255 bytes either."""
 _WRITES: Final = os.O_WRONLY | os.O_RDWR
+_NO_HARD_LINKS: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS})
+"""What file systems say that have none: exFAT, some of FUSE, shares of Windows."""
+_ELSEWHERE: Final = "write to another directory (copy there what is to be continued), or to s3://bucket/run"
 
 
 def open_descriptor(path: Path, flags: int = os.O_RDONLY) -> int:
@@ -69,6 +76,30 @@ def new_file(path: Path) -> BinaryIO:
     except FileExistsError:  # a link is one too, wherever it leads
         path.unlink()
         return path.open("xb")
+
+
+def link(path: Path, name: Path, *, fix: str = _ELSEWHERE) -> None:
+    """Give a file a second name, which must be free. Raises OSError, and DatasetError where there are no hard links."""
+    try:
+        os.link(path, name)
+    except OSError as error:
+        if error.errno in _NO_HARD_LINKS:
+            raise DatasetError(f"{name.parent}: this file system has no hard links; {fix}") from error
+        raise
+
+
+def check_hard_links(temporary: Path, *, fix: str = _ELSEWHERE) -> None:
+    """Raise UsageError where `link` cannot work. Makes a file of this name, and takes it away. Raises OSError."""
+    second = temporary.with_name(f"{temporary.name}-2")
+    with ExitStack() as on_exit:
+        for path in 2 * (temporary, second):  # again, where Ctrl-C has come instead of it
+            on_exit.callback(path.unlink, missing_ok=True)
+        second.unlink(missing_ok=True)
+        new_file(temporary).close()
+        try:
+            link(temporary, second, fix=fix)
+        except DatasetError as error:
+            raise UsageError(str(error)) from error
 
 
 def temporary_beside(path: Path) -> Path:

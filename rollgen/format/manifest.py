@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rollgen.config import canonical_json, digest
 from rollgen.errors import DatasetError, ResumeRefused, Unreadable
-from rollgen.format.files import read_regular, write_durably
+from rollgen.format.files import link, read_regular, write_durably
 from rollgen.format.journal import list_shards
 from rollgen.format.jsonlines import Count, Count32, parse_object
 from rollgen.format.schema import (
@@ -258,7 +258,7 @@ def create_manifest(directory: Path, manifest: Manifest) -> bool:
     """Write the manifest if there is none. Returns False, having written nothing, when another starter was first."""
     temporary = _write_temporary(directory, manifest)
     try:
-        os.link(temporary, directory / MANIFEST_FILE)  # fails if it exists: exclusive and complete in one step
+        link(temporary, directory / MANIFEST_FILE)  # fails if it exists: exclusive and complete in one step
     except FileExistsError:
         return False
     finally:

@@ -34,7 +34,7 @@ from pydantic import TypeAdapter
 
 from rollgen.config import digest
 from rollgen.errors import DatasetError, Unreadable
-from rollgen.format.files import open_regular, read_regular, write_durably
+from rollgen.format.files import link, open_regular, read_regular, write_durably
 from rollgen.format.journal import (
     RECORD_FILE,
     JournalLine,
@@ -180,7 +180,7 @@ def _carry_out(directory: Path, replacement: Replacement) -> None:
     switched = _check(directory, replacement)
     for line in replacement.added:
         if not (data / line.file).exists():
-            os.link(_temporary(data, line), data / line.file)
+            link(_temporary(data, line), data / line.file)
     fsync_directory(data)
     if not switched:
         _switch_journal(directory, replacement)

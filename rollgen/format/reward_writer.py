@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from rollgen.errors import DatasetError, ResumeRefused
 from rollgen.format.commit import is_same_file, open_lock, writable
-from rollgen.format.files import new_file, refuse_links, remove_leftover
+from rollgen.format.files import check_hard_links, link, new_file, refuse_links, remove_leftover
 from rollgen.format.manifest import fsync_directory
 from rollgen.format.parquet import open_parquet
 from rollgen.format.rewards import (
@@ -45,8 +45,8 @@ _ROW_GROUP_ROWS = 1 << 16
 class RewardWriter:
     """The exclusive place of one scorer under a name. Use as a context manager.
 
-    Raises ResumeRefused while another one has it, and UsageError when the directory cannot be written, or must not
-    because of a link.
+    Raises ResumeRefused while another one has it, and UsageError when the directory cannot be written, must not be
+    because of a link, or is on a file system without hard links.
     """
 
     def __init__(self, directory: Path, name: str, config_digest: str) -> None:
@@ -70,6 +70,7 @@ class RewardWriter:
                 )
             for leftover in self._place.glob(f".tmp-{self._name}-*"):
                 remove_leftover(leftover)
+            check_hard_links(self._place / f".tmp-{self._name}-link")
             on_error.pop_all()
         return self
 
@@ -106,7 +107,7 @@ class RewardWriter:
         temporary = self._place / f".tmp-{self._name}-{record.sequence:06d}"
         try:
             self._build(temporary, rows, record)
-            os.link(temporary, self._place / record.file)  # never overwrites
+            link(temporary, self._place / record.file)
             self.written += 1
             fsync_directory(self._place)
         except (OSError, ValueError) as error:

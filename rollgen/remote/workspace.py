@@ -39,6 +39,7 @@ from uuid import uuid4
 from rollgen.errors import DatasetError, MissingFile, ResumeRefused, Unreadable, Unsent, UsageError
 from rollgen.format.commit import WHOLE, Fetched, Holder, Part, quarantine
 from rollgen.format.done import Problem
+from rollgen.format.files import check_hard_links
 from rollgen.format.journal import RECORD_FILE, JournalLine, list_shards, read_journal, shard_name
 from rollgen.format.jsonlines import encode_line
 from rollgen.format.layout import OWN_FILES
@@ -53,6 +54,7 @@ from rollgen.remote.partial import fetch_columns
 
 _FOLDER: Final = "workspaces"
 _MAX_RETIREMENTS_BYTES: Final = 1 << 24
+_ELSEWHERE: Final = "name another place in XDG_CACHE_HOME"
 OUTAGE_SECONDS = 300.0
 """For which a commit is tried again while the storage fails. Restarts and expired credentials take minutes."""
 _PAUSES: Final = (1.0, 30.0)
@@ -358,15 +360,14 @@ class Workspace:
             for name in ("", DATA_DIR, JOURNAL_DIR):
                 (self.directory / name).mkdir(mode=0o700, exist_ok=True)
             (self.directory / lock_name(self._writer)).touch()  # by which a directory is known as a run's
+            check_hard_links(self.directory / ".tmp-link", fix=_ELSEWHERE)
         except BlockingIOError:
             raise ResumeRefused(
                 f"{self.url}: another rollgen on this machine is writing this dataset; wait for it, or stop it"
             ) from None
         except OSError as error:
-            raise UsageError(
-                f"{error.filename or self.directory}: cannot keep there what is to be sent: {error.strerror}; name "
-                "another place in XDG_CACHE_HOME"
-            ) from None
+            place = error.filename or self.directory
+            raise UsageError(f"{place}: cannot keep there what is to be sent: {error.strerror}; {_ELSEWHERE}") from None
 
     def _leave(self) -> None:
         """Remove the workspace, unless it holds what is nowhere else."""

@@ -38,7 +38,7 @@ from rollgen.errors import DatasetError, ResumeRefused, Unreadable
 from rollgen.format import replacement
 from rollgen.format.commit import WriterSlot, live_writers, quarantine_place
 from rollgen.format.failures import Failure
-from rollgen.format.files import refuse_links, write_durably
+from rollgen.format.files import link, refuse_links, write_durably
 from rollgen.format.journal import RECORD_FILE, JournalLine, is_unfinished, list_shards
 from rollgen.format.jsonlines import encode_line, line_files
 from rollgen.format.manifest import Manifest, fsync_directory, read_manifest
@@ -342,7 +342,7 @@ def _keep(directory: Path, path: Path) -> None:
     with os.scandir(place.parent) as entries:
         if any(os.path.samestat(entry.stat(follow_symlinks=False), path.lstat()) for entry in entries):
             return
-    os.link(path, place)
+    link(path, place)
     fsync_directory(place.parent)
 
 

@@ -139,9 +139,10 @@ def test_a_full_disk_leaves_what_there_was(tmp_path: Path, make_run: MakeRun) ->
     assert contents(old) == held
 
 
-@pytest.mark.parametrize(("call", "at", "clean"), [("fsync", 2, False), ("link", 2, True)], ids=["building", "naming"])
+@pytest.mark.parametrize(("call", "at", "clean"), [("fsync", 2, False), ("link", 3, True)], ids=["building", "naming"])
 def test_sigkill(two: list[Path], tmp_path: Path, call: str, at: int, clean: bool) -> None:
-    """A real one, of a real process. The second fsync is that of the shard, the second link that of the manifest."""
+    """A real one, of a real process. The second fsync is that of the shard, the third link that of the manifest: the
+    first is a trial."""
     out = tmp_path / "out"
     assert killed("merge", *two, out, name=call, at=at) == -signal.SIGKILL
     assert bool(list_shards(out)) is clean

@@ -6,9 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
+from models.disk import NO_HARD_LINKS, no_hard_links
 
 from rollgen.errors import DatasetError, UsageError
-from rollgen.format.files import new_file, open_descriptor, open_regular, read_regular, refuse_links
+from rollgen.format.files import link, new_file, open_descriptor, open_regular, read_regular, refuse_links
 
 
 @pytest.mark.parametrize("kind", ["pipe", "directory", "device", "link to a device"])
@@ -120,3 +121,14 @@ def test_links_that_may_do_harm(tmp_path: Path, name: str) -> None:
     (tmp_path / name).symlink_to("/nowhere")
     with pytest.raises(UsageError, match=rf"/{name}: is a link, and what is written into a dataset must not go"):
         refuse_links(tmp_path)
+
+
+def test_a_second_name(tmp_path: Path) -> None:
+    """It is never taken from another file; where there are no hard links, the error is not one of permissions."""
+    (tmp_path / "x").write_bytes(b"abc")
+    link(tmp_path / "x", tmp_path / "y")
+    assert (tmp_path / "y").samefile(tmp_path / "x")
+    with pytest.raises(FileExistsError):
+        link(tmp_path / "x", tmp_path / "y")
+    with no_hard_links(), pytest.raises(DatasetError, match=f"^{tmp_path}: {NO_HARD_LINKS}"):
+        link(tmp_path / "x", tmp_path / "z")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from models.disk import largest_file
+from models.disk import NO_HARD_LINKS, largest_file, no_hard_links
 from models.rewards import SCORER, write_rewards
 
 from rollgen.errors import DatasetError, ResumeRefused, UsageError
@@ -122,6 +122,17 @@ def test_a_full_disk(dataset: Path) -> None:
         assert sorted(path.name for path in (dataset / "rewards").glob(".tmp-*")) == [], "it would fill the disk"
         write(writer, rows(2, first=9))
     assert [pq.read_metadata(path).num_rows for path in list_parts(dataset, "correct")] == [1, 2]
+
+
+def test_no_hard_links(dataset: Path) -> None:
+    """Seen before anything is scored; the error of a later part is not one of permissions."""
+    with no_hard_links(), pytest.raises(UsageError, match=NO_HARD_LINKS):
+        writer_of(dataset).__enter__()
+    with writer_of(dataset) as writer:
+        with no_hard_links(), pytest.raises(DatasetError, match=f"^{dataset}/rewards: {NO_HARD_LINKS}"):
+            write(writer, rows(1))
+        write(writer, rows(1))
+    assert [path.suffix for path in (dataset / "rewards").iterdir() if path.suffix != ".lock"] == [".parquet"]
 
 
 @pytest.mark.parametrize(

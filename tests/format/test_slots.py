@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from models.disk import NO_HARD_LINKS, no_hard_links
 from models.slots import LINE, hold_slot, take_slot
 
 from rollgen.errors import DatasetError, ResumeRefused, UsageError
@@ -184,6 +185,26 @@ def test_a_lock_that_cannot_be_written_is_named(tmp_path: Path, number: int, fix
             writable(tmp_path / "w0.lock"),
         ):
             raise error
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS], ids=errno.errorcode.get)
+def test_no_hard_links(tmp_path: Path, number: int) -> None:
+    """Seen when the slot is taken, and nothing is left of the trial; so is what a kill left of one."""
+    with no_hard_links(number), pytest.raises(UsageError) as refused:
+        take_slot(tmp_path, "w0")
+    assert str(refused.value).startswith(f"{tmp_path}: {NO_HARD_LINKS}write to another directory (")
+    assert str(refused.value).endswith("or to s3://bucket/run")
+    assert not list(tmp_path.rglob(".tmp-*"))
+    for name in (".tmp-w0-link", ".tmp-w0-link-2"):
+        (tmp_path / name).touch()
+    take_slot(tmp_path, "w0")
+    assert not list(tmp_path.rglob(".tmp-*"))
+
+
+def test_a_link_that_fails_otherwise(tmp_path: Path) -> None:
+    """It says nothing about hard links."""
+    with no_hard_links(errno.EIO), pytest.raises(UsageError, match="cannot be written: Input/output error"):
+        take_slot(tmp_path, "w0")
 
 
 def test_starts_wait_for_each_other(tmp_path: Path) -> None:

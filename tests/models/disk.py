@@ -1,10 +1,15 @@
-"""A disk that is full, without filling one."""
+"""Disks that are full, or without hard links: neither is filled or mounted."""
 
 from __future__ import annotations
 
+import errno
+import os
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NoReturn
+
+import pytest
 
 
 @contextmanager
@@ -16,3 +21,18 @@ def largest_file(size: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+NO_HARD_LINKS = "this file system has no hard links; "
+
+
+@contextmanager
+def no_hard_links(number: int = errno.EPERM) -> Iterator[None]:
+    """No file gets a second name meanwhile: a call says what exFAT does, or this."""
+
+    def refuse(source: object, target: object) -> NoReturn:
+        raise OSError(number, os.strerror(number), os.fspath(source), None, os.fspath(target))  # type: ignore[call-overload]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "link", refuse)
+        yield

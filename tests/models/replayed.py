@@ -201,7 +201,8 @@ def _watch_steps(faults: Faults) -> None:
         if faults.steps is not None:
             with faults.steps.open("a") as file:
                 file.write(f"{name} {_place(place)}\n")
-        return faults.kill_at in (taken, name)
+        is_trial = _place(place).endswith("-link")  # of whether there are hard links: a name means what is for good
+        return faults.kill_at == taken or (faults.kill_at == name and not is_trial)
 
     def watched(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(real)

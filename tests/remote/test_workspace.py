@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from models.disk import NO_HARD_LINKS, no_hard_links
 from models.plans import anything
 
 from rollgen.errors import DatasetError, MissingFile, ResumeRefused, Unreadable, Unsent, UsageError
@@ -195,6 +196,17 @@ def test_a_section_that_is_not_waited_for(workspace: Workspace, store: ObjectSto
     other.release()
     with slot.section(lambda: True):
         assert SECTION_LOCK in store.list()
+
+
+def test_a_workspace_without_hard_links(store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The storage has nothing to do with it, nor has --out."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with (
+        no_hard_links(),
+        pytest.raises(UsageError, match=rf"^{tmp_path}/cache/.*: {NO_HARD_LINKS}name another place in XDG_CACHE_HOME$"),
+    ):
+        Workspace(store.url, "w0", note=print, problem_in=anything).__enter__()
+    assert store.list() == {}
 
 
 def test_a_private_directory(workspace: Workspace) -> None:
