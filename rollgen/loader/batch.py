@@ -84,6 +84,8 @@ class Rollout:
     """Which weights sampled which tokens; None when the dataset does not store them."""
     run: str | None = None
     """Of a merged dataset, which of its runs this is of; None of any other."""
+    dataset: str = ""
+    """Which dataset this is of: the real path of its directory, or its URL."""
     routed_experts: Tensor | None = None
     """int16 [P + T - 1, layers, top_k], where each token of prompt and response but the last one was sent; None unless
     asked for."""
@@ -103,7 +105,7 @@ class RolloutBatch:
     prompt_index: Tensor
     """int64 [B]"""
     dataset_index: Tensor
-    """int64 [B], which of a stream's datasets."""
+    """int64 [B], which of a stream's datasets; of rollouts that were joined, 0 is that of the first, and so on."""
     group: Tensor
     """int64 [B], from 0: the rollouts of one prompt of one dataset have the same number."""
     input_ids: Tensor
@@ -256,7 +258,9 @@ def collate(rollouts: Sequence[Rollout], *, layout: Layout = "padded", pad_id: i
         experts=_joined_experts(rollouts),
         rewards=_joined_rewards(rollouts),
     )
-    return assemble(samples, layout=layout, pad_id=pad_id)
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(rollout.dataset for rollout in rollouts))}
+    dataset_index = np.array([numbers[rollout.dataset] for rollout in rollouts])
+    return assemble(samples, layout=layout, pad_id=pad_id, dataset_index=dataset_index)
 
 
 def assemble(

@@ -27,7 +27,7 @@ from rollgen.format.ragged import Ragged
 from rollgen.format.row_groups import RowGroupCache
 from rollgen.loader.batch import Rollout
 from rollgen.loader.index import Index, check_some, open_index
-from rollgen.loader.places import place_of
+from rollgen.loader.places import identity_of, place_of
 from rollgen.loader.rewards import names_of
 from rollgen.loader.samples import SCALARS, Experts, Samples, offsets_of
 from rollgen.ops import Support
@@ -82,6 +82,7 @@ class RolloutDataset(Dataset[Rollout]):
         if filter is not None:
             check_some(self._index, [place], filter)
         self.manifest = self._index.datasets[0].manifest
+        self._dataset = identity_of(place)
         self._scalars = self._index.scalars(SCALARS)
         self._routed_experts = routed_experts
         if routed_experts:
@@ -106,7 +107,7 @@ class RolloutDataset(Dataset[Rollout]):
         if not -len(self) <= position < len(self):
             raise IndexError(f"sample {position} of {len(self)}")
         group, row = self._index.locate(np.array([position % len(self)]))
-        return _rollout(self._row_groups[int(group[0])], int(row[0]))
+        return _rollout(self._row_groups[int(group[0])], int(row[0]), self._dataset)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Rollout]:
         """What a DataLoader calls for a batch: each row group is decoded once, however the indices are shuffled."""
@@ -125,7 +126,7 @@ class RolloutDataset(Dataset[Rollout]):
         return self._index.load(group, self._scalars, self._routed_experts, opened, drop_copy)
 
 
-def _rollout(samples: Samples, row: int) -> Rollout:
+def _rollout(samples: Samples, row: int, dataset: str) -> Rollout:
     """One row as tensors of its own memory."""
     tokens = slice(*samples.token_ids.offsets[row : row + 2].tolist())
     ids = slice(*samples.mask_offsets[row : row + 2].tolist())
@@ -141,6 +142,7 @@ def _rollout(samples: Samples, row: int) -> Rollout:
         ),
         stored_support_logprobs=None if stored is None else torch.from_numpy(stored[ids].copy()),
         routed_experts=None if samples.experts is None else _experts(samples.experts, row),
+        dataset=dataset,
         rewards={name: float(values[row]) for name, values in samples.rewards.items()},
         **{name: _plain(value[row]) for name, value in samples.scalars.items()},
     )

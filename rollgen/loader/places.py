@@ -43,3 +43,8 @@ def place_of(path: str | os.PathLike[str]) -> Place:
 def name_of(place: Place) -> str:
     """The path or the URL."""
     return place.url if isinstance(place, ObjectStore) else str(place)
+
+
+def identity_of(place: Place) -> str:
+    """What is the same for two names of one dataset, and of no two datasets: no link in a path, or the URL."""
+    return place.url if isinstance(place, ObjectStore) else os.path.realpath(place)

@@ -137,6 +137,18 @@ def test_shuffled_batches_come_in_the_order_asked(write_shards: WriteShards, mak
     assert [rollout.prompt_index for rollout in ds.__getitems__([3, 0, 2, 3])] == [3, 0, 2, 3]
 
 
+def test_groups_are_those_of_one_dataset(tmp_path: Path, make_dataset: Callable[..., Path]) -> None:
+    """Rollouts of two datasets are joined as a stream joins them, though both are of the same configuration."""
+    first, second = make_dataset(tmp_path / "first"), make_dataset(tmp_path / "second")
+    link = tmp_path / "link"
+    link.symlink_to(first, target_is_directory=True)
+    opened = [RolloutDataset(path) for path in (second, first, link)]
+    assert len({ds.manifest.config_digest for ds in opened}) == 1
+    batch = collate([ds[index] for ds in opened for index in (0, 1)])
+    assert batch.prompt_index.tolist() == [0] * 6
+    assert batch.dataset_index.tolist() == batch.group.tolist() == [0, 0, 1, 1, 1, 1]
+
+
 def test_unreplayable_rows_are_refused_unless_asked_for(
     write_shards: WriteShards, make_completion: MakeCompletion
 ) -> None:
