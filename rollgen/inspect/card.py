@@ -77,8 +77,8 @@ duckdb.read_parquet("path/to/this/directory/data/*.parquet")
 _MARK: Final = "\n<!-- Written by rollgen, which replaces this card as long as nobody edits it. {} -->\n"
 RETRIED: Final = """\
 Some samples were made again, with a larger `max_tokens`. Their earlier rows are still here, superseded:
-`RolloutDataset` passes over them, and so should you, by keeping the highest `generation` (null is 0) of each prompt
-and sample.
+`RolloutDataset` passes over them, and so should you, by keeping the highest `generation` (null is 0) of each
+`prompt_index` and `sample_index`.
 """
 MERGED: Final = """\
 It was merged from several runs, which `run` tells apart: a prompt id that is in two of them is two prompts.

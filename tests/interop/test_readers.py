@@ -6,20 +6,26 @@ were cut, joined or lost.
 
 from __future__ import annotations
 
+import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import duckdb
+import polars as pl
 import pyarrow.parquet as pq
 import pytest
 from models.readers import READERS, Found, with_the_loader
 
+from rollgen import RolloutDataset
 from rollgen.format.schema import DATA_PAGE_BYTES, ROW_GROUP_TOKENS
 from rollgen.inspect.card import write_card
 from rollgen.rollouts import Sampling
 
 TOKENS = 7_000
 """Of a row: some nine fill a row group, and six of them a page."""
+SCHEMA = Path(__file__).parents[2] / "schema"
 SHAPES = [{"full": True}, {"tokens": 1}, {"extras": True}, {"support_logprobs": True}]
 
 
@@ -69,3 +75,35 @@ def test_reader_agrees_on_every_kind_of_row(
     directory = make_dataset(tmp_path / "run", **shape)
     write_card(directory)
     READERS[reader](directory).assert_equals(with_the_loader(directory))
+
+
+def documented(language: str) -> str:
+    """The first lines of `language` below "Plain readers" in the format's description."""
+    _, _, below = (SCHEMA / "SPEC.md").read_text().partition("**Plain readers.**")
+    [lines] = re.findall(rf"```{language}\n(.*?)```", below, re.DOTALL)[:1]
+    return str(lines)
+
+
+def current_with_duckdb() -> list[tuple[Any, ...]]:
+    return duckdb.sql(f"select prompt_index, sample_index, token_ids from ({documented('sql')})").fetchall()
+
+
+def current_with_polars() -> list[tuple[Any, ...]]:
+    names: dict[str, Any] = {"pl": pl}
+    exec(documented("python"), names)
+    return list(names["current"].select("prompt_index", "sample_index", "token_ids").collect().rows())
+
+
+@pytest.mark.parametrize("current", [current_with_duckdb, current_with_polars])
+@pytest.mark.parametrize("name", ["runs", "generations"])
+def test_documented_queries_give_the_current_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, current: Callable[[], list[tuple[Any, ...]]]
+) -> None:
+    """Those that the loader hands out: all of a merged dataset, and of a sample that was made again the last."""
+    directory = Path(shutil.copytree(SCHEMA / "conformance" / "golden" / name, tmp_path / name))
+    monkeypatch.chdir(directory)
+    dataset = RolloutDataset(directory, allow_unreplayable=True)
+    found = (dataset[index] for index in range(len(dataset)))
+    keys = [(rollout.prompt_index, rollout.sample_index, rollout.token_ids.tolist()) for rollout in found]
+    assert sorted(current()) == sorted(keys)
+    assert len(keys) < pl.scan_parquet("data/*.parquet").collect().height or name == "runs"
