@@ -33,6 +33,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 from torch import Tensor
@@ -41,8 +43,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from rollgen.engines.replay import excluding_args
 from rollgen.errors import DatasetError, EngineError, UsageError
 from rollgen.format.manifest import Manifest
+from rollgen.format.reader import StoredShard, read_columns
 from rollgen.loader import Rollout, RolloutBatch, RolloutDataset, collate
-from rollgen.loader.index import open_index
 from rollgen.ops import support_logprobs
 from rollgen.ops.dense import block_elements, spans
 from rollgen.prompts.fingerprint import directory_fingerprint
@@ -53,6 +55,7 @@ from rollgen.verify.tallies import GapTally, ScoreTally, Tally
 from rollgen.verify.truncation import Sampler, Truncation
 
 if TYPE_CHECKING:
+    from rollgen.loader.index import Index
     from rollgen.rollouts import Int64Array
 
 __all__ = ["Recomputation", "describe", "recompute"]
@@ -81,7 +84,7 @@ def recompute(directory: Path, model: str, *, limit: int | None = 64, device: st
         model = str(Path(model).expanduser())
     dataset = RolloutDataset(directory, allow_unreplayable=True)
     manifest, runs = sampled_by(dataset.manifest, model, flag=_FLAG)
-    numbers, comparable = _replayable(directory, dataset, runs)
+    numbers, comparable = _replayable(dataset.index, runs)
     if not len(numbers):
         raise UsageError(f"{directory}: no sample to recompute: it has {comparable}, and none can be replayed")
     count = len(numbers) if limit is None else min(limit, len(numbers))
@@ -108,18 +111,19 @@ def _check_device(device: str) -> None:
         raise UsageError(f"--device: {device!r} cannot be used here ({reason}); give another, like cpu") from None
 
 
-def _replayable(directory: Path, dataset: RolloutDataset, runs: Sequence[str]) -> tuple[Int64Array, int]:
+def _replayable(index: Index, runs: Sequence[str]) -> tuple[Int64Array, int]:
     """int64, rising: the numbers of the samples that can be replayed; and of how many. Of these runs, if there are."""
-    replayable = pc.field("replayable")
-    if runs:
-        of_runs = pc.field("run").isin(list(runs))
-        count, replayable = len(open_index([directory], filter=of_runs, allow_unreplayable=True)), replayable & of_runs
-    else:
-        count = len(dataset)
-    rows = open_index([directory], filter=replayable).rows
-    if len(rows) == len(dataset):
-        return np.arange(len(dataset)), count
-    return np.searchsorted(open_index([directory], allow_unreplayable=True).rows, rows), count
+    flags = [np.zeros((0, 2), np.bool_), *(_flags(stored, runs) for stored in index.shards)]
+    comparable, replayable = np.concatenate(flags)[index.rows].T
+    return np.flatnonzero(replayable), int(comparable.sum())
+
+
+def _flags(stored: StoredShard, runs: Sequence[str]) -> npt.NDArray[np.bool_]:
+    """bool [N, 2]: whether each row is of these runs, if there are, and can be replayed besides."""
+    with stored.open() as shard:
+        table = read_columns(shard, ["replayable", "run"] if runs else ["replayable"])
+    comparable = pc.is_in(table["run"], pa.array(runs)).to_numpy() if runs else np.ones(len(table), np.bool_)
+    return np.stack([comparable, comparable & table["replayable"].to_numpy()], axis=1)
 
 
 def _checked(directory: Path, dataset: RolloutDataset, numbers: Int64Array) -> Iterator[Rollout]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +14,12 @@ from models.sampled import LENGTHS, ROUNDING, Row
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from rollgen.curate.merge import merge
+from rollgen.format.commit import WriterSlot
+from rollgen.format.manifest import Manifest
+from rollgen.format.writer import ShardWriter
 from rollgen.prompts.single import id_number
 from rollgen.verify import recompute as module
+from rollgen.verify.merged import Sampled
 from rollgen.verify.recomputation import Drift
 from rollgen.verify.recompute import Recomputation, describe, recompute
 
@@ -156,6 +161,29 @@ def test_unreplayable_rows_are_left_out_and_counted(
     assert _fields(found.with_masks) == pytest.approx(_drift([rows[i] for i in (1, 5, 7)], "masked"), abs=ROUNDING)
     assert describe(found)[1].startswith("NOT COMPARED: 4 of 10 samples are marked as not replayable")
     assert "most samples" not in str(found.problem())
+
+
+def test_a_dataset_that_grows_meanwhile(
+    make_row: Callable[..., Row], write_rows: Callable[..., Path], tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The samples are those that were there when it was opened, though others have a place before them by then."""
+    rows = [make_row(index, length, noise=0.2) for index, length in enumerate(LENGTHS)]
+    out = {0, 3, 4, 8}
+    directory = write_rows([replace(row.completion, replayable=index not in out) for index, row in enumerate(rows)])
+    later = [make_row(len(rows) + index, 5, noise=0.2).completion for index in range(3)]
+    opened = module.sampled_by
+
+    def grown(manifest: Manifest, model: str, *, flag: str) -> Sampled:
+        with WriterSlot(directory, "a0") as slot, ShardWriter(slot, manifest, commit_interval=math.inf) as writer:
+            for completion in later:
+                writer.add(completion)
+        return opened(manifest, model, flag=flag)
+
+    monkeypatch.setattr(module, "sampled_by", grown)
+    found = recompute(directory, str(tiny_model), limit=None)
+    chosen = [row for index, row in enumerate(rows) if index not in out]
+    assert (found.samples, found.unreplayable) == (6, 4)
+    assert _fields(found.with_masks) == pytest.approx(_drift(chosen, "masked"), abs=ROUNDING)
 
 
 def test_another_checkpoint_is_named_as_such(
