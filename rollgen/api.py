@@ -84,8 +84,6 @@ def merge(
     Raises UsageError for datasets that do not go together and for an `out` that holds something, ResumeRefused while a
     writer of one of them is alive, and DatasetError for damage or a full disk.
     """
-    if isinstance(datasets, str | Path):
-        raise UsageError(f"{datasets}: is one dataset; give a list of two or more")
     merged = make_merged(datasets, out, names=names, drop=drop, shard_tokens=shard_tokens, clean=clean, dry_run=dry_run)
     if not dry_run:
         write_card(local_path(out))

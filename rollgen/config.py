@@ -292,6 +292,8 @@ def as_config(config: RunConfig | None, settings: dict[str, Any]) -> RunConfig:
         return make_config(settings, dict.fromkeys(settings, "settings"))
     if settings:
         raise UsageError(f"{', '.join(settings)}: give a config or single settings, not both; see RunConfig.model_copy")
+    if not isinstance(config, RunConfig):
+        raise UsageError(f"config must be a RunConfig, not of type {type(config).__name__}")
     return config
 
 

@@ -22,6 +22,7 @@ from operator import index
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeAlias
 
+from rollgen.arguments import check_texts
 from rollgen.config import RunConfig, as_config
 from rollgen.directory import Holds, check_start, inspect_directory, remove_frame
 from rollgen.engines.base import Capture, Extras, SampleRequest
@@ -111,7 +112,10 @@ class RolloutWriter:
             raise UsageError(f"{directory}: RolloutWriter writes into directories; copy the finished dataset there")
         self.directory = Path(directory)
         self._config = as_config(config, settings)
+        check_texts(writer=writer)
         check_writer_name(writer)
+        if not isinstance(engine, EngineRecord):
+            check_texts(engine=engine)
         record = engine if isinstance(engine, EngineRecord) else installed_engine(engine)
         sampler = _Sampler(record, Extras(weight_versions, _checked_experts(routed_experts)))
         self._slot = WriterSlot(self.directory, writer, _checked_part(part))

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 
+from rollgen.arguments import check_numbers, list_of
 from rollgen.curate.compact import MAX_SHARD_TOKENS, SHARD_TOKENS
 from rollgen.curate.copies import find_copies
 from rollgen.curate.copying import Change, copy_rows
@@ -116,9 +117,12 @@ def merge(
     Raises UsageError for datasets that do not go together, names that are not unique, or an `out` that holds something;
     ResumeRefused while a writer of one of them is alive; and DatasetError for damage or when the disk is full.
     """
-    if not 0 < shard_tokens <= MAX_SHARD_TOKENS:
+    check_numbers(1, shard_tokens=shard_tokens)
+    if shard_tokens > MAX_SHARD_TOKENS:
         raise UsageError(f"shard_tokens: {shard_tokens} is not from 1 to {MAX_SHARD_TOKENS}")
-    directories, target = [_directory(dataset) for dataset in datasets], _directory(out)
+    given = list_of((str, os.PathLike), datasets, "datasets: give a list of paths, two or more")
+    drop = list_of(str, drop, "drop: give a list of names of columns")
+    directories, target = [_directory(dataset) for dataset in given], _directory(out)
     sources = open_sources(directories, names)
     columns = common_columns(sources, drop)
     inspect_directory(target)

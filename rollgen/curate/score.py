@@ -25,6 +25,7 @@ from typing import Final, NamedTuple, Self
 
 import pyarrow as pa
 
+from rollgen.arguments import check_numbers, check_texts
 from rollgen.curate.answers import Score, ScoringFunction, StoredAnswer, failed
 from rollgen.curate.scorers import Scorer, find_scorer
 from rollgen.curate.unscored import Unscored, check_field
@@ -122,8 +123,12 @@ def score(
     """
     if is_url(directory):
         raise UsageError(f"{directory}: is in object storage; score a copy of it, which is a dataset too")
-    _check_texts(name=name, field=field, extract=extract)
-    _check_numbers(processes, batch_size, timeout)
+    check_texts(or_none=True, name=name, field=field, extract=extract)
+    check_numbers(1, batch_size=batch_size, processes=1 if processes is None else processes)
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
+        raise UsageError("timeout must be a finite number of seconds above 0")
+    if progress is not None and not callable(progress):
+        raise UsageError("progress must be a function of two numbers")
     found = find_scorer(scorer, field=field, extract=extract)
     check_program()
     name = found.name if name is None else name
@@ -160,20 +165,6 @@ def score(
         in_force=complete or not scoring.replaces,
         errors=tuple(store.errors.values()),
     )
-
-
-def _check_texts(**options: object) -> None:
-    for option, value in options.items():
-        if not isinstance(value, str | None):
-            raise UsageError(f"{option} must be a text, not of type {type(value).__name__}")
-
-
-def _check_numbers(processes: object, batch_size: object, timeout: object) -> None:
-    counts = (batch_size, 1 if processes is None else processes)
-    if not all(isinstance(count, int) and count >= 1 for count in counts):
-        raise UsageError("processes and batch_size must be whole numbers of 1 or more")
-    if not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
-        raise UsageError("timeout must be a finite number of seconds above 0")
 
 
 class _Row(NamedTuple):

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rollgen.arguments import list_of
 from rollgen.curate.asked import Asked, check_shards
 from rollgen.curate.layout import Index, read_index
 from rollgen.errors import DatasetError, ResumeRefused, UsageError
@@ -120,10 +121,10 @@ def open_sources(directories: Sequence[Path], names: Sequence[str] | None) -> tu
     """
     if len(directories) < 2:
         raise UsageError("merge: give two datasets or more")
-    if names is not None and (isinstance(names, str) or not isinstance(names, Sequence) or not _are_texts(names)):
-        raise UsageError("names: give a list of texts, one for each dataset, in their order")
-    if names is not None and len(names) != len(directories):
-        raise UsageError(f"--as: {len(names)} for {len(directories)} datasets; give one for each, in their order")
+    if names is not None:
+        names = list_of(str, names, "names: give a list of texts, one for each dataset, in their order")
+        if len(names) != len(directories):
+            raise UsageError(f"--as: {len(names)} for {len(directories)} datasets; give one for each, in their order")
     for directory in directories:
         if not directory.is_dir():
             raise UsageError(f"{directory}: not a directory; name one that holds rollgen.json")
@@ -139,10 +140,6 @@ def open_sources(directories: Sequence[Path], names: Sequence[str] | None) -> tu
     _check_names(sources)
     _check_vocabularies(sources)
     return tuple(sources)
-
-
-def _are_texts(names: Sequence[object]) -> bool:
-    return all(isinstance(name, str) for name in names)
 
 
 def _runs_of(dataset: StoredDataset, name: str | None) -> tuple[str, ...]:

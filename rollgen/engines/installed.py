@@ -20,7 +20,7 @@ def installed_engine(name: str) -> EngineRecord:
 
     The device is not looked at: that would initialise it in this process.
     """
-    for distribution in (name, *packages_distributions().get(name, ())):
+    for distribution in filter(None, (name, *packages_distributions().get(name, ()))):
         if (found := _version(distribution)) is not None:
             return EngineRecord(
                 name=name,

@@ -19,6 +19,7 @@ from typing import Any, Final
 import pydantic
 
 from rollgen import __version__
+from rollgen.arguments import check_texts
 from rollgen.errors import UsageError
 from rollgen.exporters.directory import new_directory, new_path
 from rollgen.exporters.exporter import Exporter
@@ -81,6 +82,8 @@ def export(
     take, are described in docs/export.md. Raises UsageError for a trainer, an option or samples that this export cannot
     be made of, and DatasetError for a damaged dataset; then there is no `out`.
     """
+    check_texts(to=to)
+    check_texts(or_none=True, reward=reward, advantages=advantages)
     exporter = make_exporter(to, options)
     if exporter.needs_reward and reward is None:
         raise UsageError(f"{to} trains on rewards: name a stored one with --reward; `rollgen score` makes them")

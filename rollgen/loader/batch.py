@@ -21,6 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from rollgen.arguments import check_choices, check_numbers, list_of
 from rollgen.errors import UsageError
 from rollgen.format.ragged import Ragged
 from rollgen.loader.samples import RUN, VERSIONS, Experts, Samples, offsets_of
@@ -237,6 +238,9 @@ def collate(rollouts: Sequence[Rollout], *, layout: Layout = "padded", pad_id: i
 
     Raises UsageError for none, for an empty prompt, or for rollouts of different vocabularies.
     """
+    check_choices(layout=(layout, Layout))
+    check_numbers(0, pad_id=pad_id)
+    rollouts = list_of(Rollout, rollouts, "rollouts: give a list of Rollouts")
     sizes = {rollout.support.vocab_size for rollout in rollouts}
     if len(sizes) != 1:
         raise UsageError(f"only rollouts of one vocabulary can be joined, these have {sorted(sizes) or 'none'}")

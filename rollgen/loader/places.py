@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from rollgen.errors import Unreadable, UsageError
-from rollgen.remote.objects import ObjectStore, is_url, local_path
+from rollgen.remote.objects import ObjectStore, is_url, local_path, place_name
 
 Place: TypeAlias = Path | ObjectStore
 """A directory, or what is below a URL."""
@@ -19,9 +19,7 @@ def place_of(path: str | os.PathLike[str]) -> Place:
 
     Raises UsageError for what is neither, or cannot be one, and Unreadable when the machine cannot tell.
     """
-    name = os.fspath(path) if isinstance(path, str | os.PathLike) else path
-    if not isinstance(name, str):
-        raise UsageError(f"a dataset is given as the path of its directory or as its URL, not as {type(name).__name__}")
+    name = place_name(path)
     if is_url(name):
         return ObjectStore(name)
     place = local_path(name).absolute()

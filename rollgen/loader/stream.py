@@ -26,11 +26,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
 from itertools import starmap
-from operator import index
-from typing import TYPE_CHECKING, Any, Final, SupportsIndex, get_args
+from typing import TYPE_CHECKING, Any, Final
 
 from torch.utils.data import IterableDataset
 
+from rollgen.arguments import check_choices, check_numbers
 from rollgen.errors import ResumeRefused, UsageError
 from rollgen.format.commit import live_writers
 from rollgen.format.row_groups import CACHE_BYTES
@@ -137,9 +137,9 @@ class RolloutStream(IterableDataset[RolloutBatch]):
         disk_cache: str | os.PathLike[str] | None = None,
         disk_cache_bytes: int = MAX_BYTES,
     ) -> None:
-        _check_choices(layout=(layout, Layout), on_damage=(on_damage, OnDamage), uneven=(uneven, Uneven))
-        _check_numbers(1, batch_tokens=batch_tokens, shuffle_window=shuffle_window)
-        _check_numbers(0, seed=seed, prefetch=prefetch, cache_bytes=cache_bytes, pad_id=pad_id)
+        check_choices(layout=(layout, Layout), on_damage=(on_damage, OnDamage), uneven=(uneven, Uneven))
+        check_numbers(1, batch_tokens=batch_tokens, shuffle_window=shuffle_window)
+        check_numbers(0, seed=seed, prefetch=prefetch, cache_bytes=cache_bytes, pad_id=pad_id)
         self._given_rank = rank is not None
         self._rank, self._world_size = resolve_rank(rank, world_size)
         given = [paths] if isinstance(paths, str | bytes | os.PathLike) or not isinstance(paths, Iterable) else paths
@@ -219,7 +219,7 @@ class RolloutStream(IterableDataset[RolloutBatch]):
 
         Call it in the main process, between iterations. It reaches DataLoader workers, persistent ones too.
         """
-        _check_numbers(0, epoch=epoch)
+        check_numbers(0, epoch=epoch)
         if epoch != self.epoch or self._start.was_used:
             self._start.set(Cursor(epoch, 0))
 
@@ -255,7 +255,7 @@ class RolloutStream(IterableDataset[RolloutBatch]):
                 what = _CHANGED.get(name, f"{name} was {state[name]!r}, is {value!r}")
                 raise ResumeRefused(f"this stream cannot continue from the state: {what}")
         for name in PLACE_KEYS & state.keys():
-            _check_numbers(0, **{name: state[name]})
+            check_numbers(0, **{name: state[name]})
         if state["position"] and state["position"] >= len(self._plan(state["epoch"])):
             raise UsageError(f"load_state_dict: epoch {state['epoch']} has no batch {state['position']}")
         self._start.load(state, self._rank, self._world_size)
@@ -341,15 +341,3 @@ def _check_no_writer(places: Sequence[Place]) -> None:
                 f"{name_of(place)}: writer {min(writers)!r} is adding to it, so that ranks could not agree on what it "
                 "holds; wait for it, or stop it"
             )
-
-
-def _check_choices(**choices: tuple[object, Any]) -> None:
-    for name, (value, choice) in choices.items():
-        if value not in get_args(choice):
-            raise UsageError(f"{name} must be one of {', '.join(map(repr, get_args(choice)))}, not {value!r}")
-
-
-def _check_numbers(least: int, **numbers: SupportsIndex) -> None:
-    for name, value in numbers.items():
-        if isinstance(value, bool) or not hasattr(value, "__index__") or not least <= index(value) < 1 << 63:
-            raise UsageError(f"{name} must be a whole number, {least} or more, not {value!r}")

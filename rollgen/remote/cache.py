@@ -26,6 +26,7 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import IO, Final, NamedTuple, TypeVar
 
+from rollgen.arguments import check_numbers
 from rollgen.errors import DatasetError, MissingFile, Unreadable, UsageError
 from rollgen.remote.objects import is_url, local_path
 
@@ -177,8 +178,7 @@ def open_cache(directory: str | os.PathLike[str] | None = None, max_bytes: int =
 
     Raises UsageError when they cannot be made or written, or are none.
     """
-    if isinstance(max_bytes, bool) or not hasattr(max_bytes, "__index__") or index(max_bytes) < 1:
-        raise UsageError(f"disk_cache_bytes must be a whole number, 1 or more, not {max_bytes!r}")
+    check_numbers(1, disk_cache_bytes=max_bytes)
     if directory is not None and (not os.fspath(directory) or is_url(directory)):
         raise UsageError(f"disk_cache must be a directory of this machine, not {os.fspath(directory)!r}")
     path = cache_directory(_FOLDER) if directory is None else local_path(directory) / "rollgen" / _FOLDER

@@ -56,15 +56,23 @@ def for_each(call: Callable[[str], object], names: Iterable[str]) -> None:
             pass
 
 
+def place_name(place: str | os.PathLike[str]) -> str:
+    """The text of a path or a URL. Raises UsageError for what is neither."""
+    name = os.fspath(place) if isinstance(place, str | os.PathLike) else place
+    if not isinstance(name, str):
+        raise UsageError(f"a directory is given as its path or as its URL, not as {type(name).__name__}")
+    return name
+
+
 def is_url(text: str | os.PathLike[str]) -> bool:
     """Whether this names something in object storage, or looks like it. `file://` does not: see `local_path`."""
-    name = os.fspath(text)
+    name = place_name(text)
     return _LIKE_A_URL.match(name) is not None and not name.lower().startswith("file://")
 
 
 def local_path(text: str | os.PathLike[str]) -> Path:
     """The path that this is, or that a `file://` URL means. Raises UsageError for one that means none."""
-    name = os.fspath(text)
+    name = place_name(text)
     if not name.lower().startswith("file://"):
         return Path(name)
     parts = urlsplit(name)

@@ -102,7 +102,7 @@ def test_an_output_that_cannot_be(two: list[Path], out: str) -> None:
     """It is a wrong use, and nothing else."""
     error = run(*two, "--out", out).exception
     assert isinstance(error, UsageError)
-    with pytest.raises(UsageError, match="is one dataset; give a list of two or more"):
+    with pytest.raises(UsageError, match="datasets: give a list of paths, two or more"):
         rollgen.merge(str(two[0]), out)
 
 

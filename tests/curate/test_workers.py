@@ -260,7 +260,7 @@ def test_a_program_of_standard_input(dataset: Path, write: Callable[[str], Path]
         ({"name": 5}, "name must be a text, not of type int"),
         ({"extract": b"x"}, "extract must be a text, not of type bytes"),
         ({"timeout": "1"}, "timeout must be a finite number of seconds above 0"),
-        ({"batch_size": 2.0}, "must be whole numbers of 1 or more"),
+        ({"batch_size": 2.0}, "batch_size must be a whole number, 1 or more, not 2.0"),
     ],
 )
 def test_options_of_other_types(dataset: Path, options: dict[str, object], message: str) -> None:

@@ -41,7 +41,7 @@ def test_what_is_no_place(given: Any, error: type[RollgenError], message: str) -
 
 def test_a_list_is_for_a_stream_only(tmp_path: Path) -> None:
     """Which takes several, of any kind of collection."""
-    with pytest.raises(UsageError, match=r"path of its directory or as its URL, not as list$"):
+    with pytest.raises(UsageError, match=r"its path or as its URL, not as list$"):
         RolloutDataset([tmp_path])  # type: ignore[arg-type]
     with pytest.raises(DatasetError, match=r"first/rollgen\.json: not found"):
         RolloutStream(tmp_path / name for name in ("first", "second"))  # type: ignore[arg-type]
