@@ -15,7 +15,7 @@ from rollgen.curate.merge import Merged
 from rollgen.curate.merge import merge as make_merged
 from rollgen.errors import UsageError
 from rollgen.format.manifest import Manifest
-from rollgen.inspect.card import refresh_card, write_card
+from rollgen.inspect.card import refresh_card
 from rollgen.loop import run
 from rollgen.loop.place import Place
 from rollgen.loop.report import Phase, Reporter, RunStats
@@ -86,7 +86,7 @@ def merge(
     """
     merged = make_merged(datasets, out, names=names, drop=drop, shard_tokens=shard_tokens, clean=clean, dry_run=dry_run)
     if not dry_run:
-        write_card(local_path(out))
+        refresh_card(local_path(out))
     return merged
 
 

@@ -40,9 +40,9 @@ def compact(
     done = run(directory, shard_tokens=shard_tokens or SHARD_TOKENS, keep=keep, dry_run=dry_run)
     typer.echo(json.dumps(asdict(done) | {"dry_run": dry_run}) if as_json else _describe(done, dry_run=dry_run))
     if not dry_run and (done.replaced or done.completed_earlier):
-        from rollgen.inspect.card import write_card
+        from rollgen.inspect.card import refresh_card
 
-        write_card(directory)
+        refresh_card(directory)
     return 0
 
 

@@ -74,10 +74,10 @@ def merge(
         json.dumps(asdict(merged) | {"dry_run": dry_run}) if as_json else _describe(merged, out, dry_run=dry_run)
     )
     if not dry_run:
-        from rollgen.inspect.card import write_card
+        from rollgen.inspect.card import refresh_card
         from rollgen.remote.objects import local_path
 
-        write_card(local_path(out))
+        refresh_card(local_path(out))
     return 0
 
 

@@ -30,7 +30,7 @@ def repair(
     typer.echo(json.dumps(outcome.to_json(), indent=2) if as_json else "\n".join(describe_repair(outcome)))
     verification = outcome.verification
     if verification is not None and verification.is_clean and outcome.changes and not dry_run:
-        from rollgen.inspect.card import write_card
+        from rollgen.inspect.card import refresh_card
 
-        write_card(directory)
+        refresh_card(directory)
     return 0 if outcome.is_settled else 1

@@ -133,8 +133,8 @@ def markdown(text: str) -> str:
 def write_card(directory: Path, *, url: str | None = None) -> None:
     """Atomically write `directory/README.md` from what the dataset holds now; an edited one is left alone.
 
-    With `url` the directory is the workspace of the dataset there: without its shards, figures are those of the
-    journal. Raises DatasetError when it cannot be written.
+    For who holds the start section, as `refresh_card` does. With `url` the directory is the workspace of the dataset
+    there: without its shards, figures are those of the journal. Raises DatasetError when it cannot be written.
     """
     card = directory / CARD_FILE
     front_matter = _kept_front_matter(card)
@@ -158,17 +158,17 @@ def write_card(directory: Path, *, url: str | None = None) -> None:
 
 
 def refresh_card(directory: Path, *, remote: Remote | None = None) -> None:
-    """`write_card`, by the last of several writers to leave, which one at a time can tell. Nothing without shards.
+    """`write_card` in the start section, where one at a time can tell whether a writer is left, who will do it then.
 
-    In object storage by each of them: what the journal says of the whole is soon read, and in the start section has all
-    that those have committed who have left before.
+    Nothing without shards, unless a card tells of some. In object storage each writer that leaves does it: what the
+    journal says of the whole is soon read, and in the start section has all that those committed who left before.
     """
     if remote is not None:
         with remote.section():
             write_card(directory, url=remote.url)
         return
     with start_section(directory):
-        if not live_writers(directory) and list_shards(directory):
+        if not live_writers(directory) and (list_shards(directory) or (directory / CARD_FILE).exists()):
             write_card(directory)
 
 
