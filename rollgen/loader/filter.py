@@ -20,10 +20,8 @@ def columns_of_filter(filter: pc.Expression | None, datasets: Sequence[StoredDat
         return []
     if _names_a_place(filter):
         raise UsageError(f"filter: {filter} names a column by its place: places differ between datasets; use its name")
-    stored = {
-        name: all(dataset.manifest.optional_columns[name] for dataset in datasets)
-        for name in ("support_logprobs", "run")
-    }
+    columns = [dataset.manifest.optional_columns for dataset in datasets]
+    stored = {name: all(each[name] for each in columns) for name in columns[0]}
     nothing = shard_schema(**stored).empty_table()
     try:
         nothing.filter(filter)

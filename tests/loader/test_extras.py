@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
 import pytest
 import torch
 
@@ -90,6 +91,30 @@ def test_those_of_different_models_do_not_join(dataset: Path) -> None:
     assert other.routed_experts is not None
     with pytest.raises(UsageError, match="as many layers and experts"):
         collate([one, replace(other, routed_experts=other.routed_experts[:, :2])])
+
+
+@pytest.mark.parametrize(
+    ("filter", "kept"),
+    [
+        (pc.list_element(pc.field("weight_versions"), 1) == "step 3", 12),
+        (pc.list_element(pc.field("weight_versions"), 1) == "step 4", 0),
+        (pc.list_value_length(pc.field("weight_version_starts")) == 3, 12),
+        (pc.list_element(pc.field("routed_experts"), 0) >= 4, 0),
+        ((pc.list_element(pc.field("routed_experts"), 1) >= 4) & (pc.field("sample_index") == 0), 6),
+    ],
+    ids=str,
+)
+def test_a_filter_may_ask_for_them(
+    dataset: Path, tmp_path: Path, make_dataset: Callable[..., Path], filter: pc.Expression, kept: int
+) -> None:
+    """As for any column that all datasets store; they need not be asked for besides."""
+    if kept:
+        assert len(RolloutDataset(dataset, filter=filter)) == RolloutStream(dataset, filter=filter).samples == kept
+    else:
+        with pytest.raises(UsageError, match="no sample to read passes the filter"):
+            RolloutDataset(dataset, filter=filter)
+    with pytest.raises(UsageError, match="cannot be evaluated on the columns"):
+        RolloutStream([dataset, make_dataset(tmp_path / "without")], filter=filter)
 
 
 def test_experts_are_read_on_request(dataset: Path) -> None:
