@@ -81,12 +81,18 @@ class Keys(NamedTuple):
 
     def current(self, shard_of: Callable[[int], StoredShard]) -> Bools:
         """bool [N]: the rows of the highest generation of their sample. Raises as `unique_order`."""
-        order = self.unique_order(shard_of)
+        return ~self._superseded(self.unique_order(shard_of))
+
+    def superseded(self) -> Bools:
+        """bool [N]: the rows of which there is a higher generation here. No key is there twice."""
+        return self._superseded(self.order())
+
+    def _superseded(self, order: Int64Array) -> Bools:
         prompt, sample, _ = self.take(order)
         followed = (prompt[1:] == prompt[:-1]) & (sample[1:] == sample[:-1])
-        current = np.ones(len(order), np.bool_)
-        current[order[:-1][followed]] = False
-        return current
+        superseded = np.zeros(len(order), np.bool_)
+        superseded[order[:-1][followed]] = True
+        return superseded
 
 
 class ShardRows(NamedTuple):

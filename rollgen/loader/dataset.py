@@ -52,7 +52,7 @@ class RolloutDataset(Dataset[Rollout]):
     UsageError when these are none. Without, a dataset that holds no sample yet has length 0.
 
     With `rewards`, one name or several, each Rollout has these: `"correct"`, or `"correct.format"` for a further value
-    that the scorer gave. All samples must have them.
+    that the scorer gave. All samples must have them; rows that were superseded before they were scored get none.
 
     Raises DatasetError when there is no complete, undamaged dataset, and UsageError when it holds samples that cannot
     be replayed (penalties, biases: relative logits were changed inside the support), unless `allow_unreplayable`.

@@ -32,6 +32,7 @@ from rollgen.remote.objects import ObjectStore
 from rollgen.rollouts import REWARD
 
 if TYPE_CHECKING:
+    from rollgen.format.keys import Keys
     from rollgen.loader.index import Index
     from rollgen.loader.places import Place
     from rollgen.rollouts import Int64Array
@@ -116,12 +117,13 @@ def with_rewards(index: Index, places: Sequence[Place], names: Sequence[str]) ->
                     f"{stored.directory}: its rewards {name!r} are by another scorer than those of "
                     f"{index.datasets[0].directory}; score one of them again with the other's scorer and --rescore"
                 )
-            row = rewards.rows_of(index.keys.take(members))
+            keys = index.keys.take(members)
+            row = rewards.rows_of(keys)
             there = row >= 0
             checksum[members[there]] = rewards.tokens_crc32[row[there]]
             for each, column in wanted.items():
                 values[each][members[there]] = rewards.values[column][row[there]]
-                _check_all(values[each][members], each, rewards, stored)
+                _check_all(values[each][members], keys, each, rewards, stored)
     return replace(index, rewards=SampleRewards(values, checksums, scorers))
 
 
@@ -148,10 +150,17 @@ def _read(stored: StoredDataset, name: str, columns: Sequence[str]) -> Rewards:
     return rewards
 
 
-def _check_all(values: Float64Array, asked: str, rewards: Rewards, stored: StoredDataset) -> None:
+def _check_all(values: Float64Array, keys: Keys, asked: str, rewards: Rewards, stored: StoredDataset) -> None:
     """Raise UsageError where one is missing."""
-    missing = int(np.isnan(values).sum())
+    is_missing = np.isnan(values)
+    missing = int(is_missing.sum())
     if missing:
+        superseded = int((is_missing & keys.superseded()).sum())
+        if superseded:
+            raise UsageError(
+                f"{stored.directory}: {superseded} of {len(values)} samples have no {asked!r}, and get none: a retry "
+                "made them again, and only current rows are scored; leave out all_generations, or rewards"
+            )
         assert rewards.scorer is not None
         name, _, column = asked.partition(".")
         command = f"`rollgen score {stored.directory} {rewards.scorer.options} --name {name}"

@@ -215,6 +215,15 @@ def test_a_retry_needs_a_reward_of_its_own(dataset: Path, make_completion: Calla
         writer.add(make_completion(1, 0, tokens=9, generation=1))
     with pytest.raises(UsageError, match="1 of 12 samples have no 'correct'"):
         RolloutDataset(dataset, rewards="correct")
+    write_rewards(
+        dataset,
+        "late",
+        lambda row: 1.0,
+        only=lambda row: row["generation"] == 1 or (row["prompt_index"], row["sample_index"]) != (1, 0),
+    )
+    assert len(RolloutDataset(dataset, rewards="late")) == 12
+    with pytest.raises(UsageError, match=r"1 of 13 samples have no 'late', and get none: .* leave out all_generations"):
+        RolloutDataset(dataset, rewards="late", all_generations=True)
     write_rewards(dataset, "correct", lambda row: 77.0, only=lambda row: row["generation"] == 1)
     rollouts = RolloutDataset(dataset, rewards="correct")
     again = next(rollouts[index] for index in range(12) if rollouts[index].generation)
