@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,6 +52,16 @@ class Sampling:
     def truncates(self) -> bool:
         """Whether a support is stored for each token; false for the full-vocabulary control run."""
         return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
+
+
+TRUNCATING: Final = ("top_k", "top_p", "min_p")
+"""The parameters, and columns, that say whether a row truncates."""
+
+
+def truncates(top_k: npt.NDArray[Any], top_p: npt.NDArray[Any], min_p: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """bool [N]: `Sampling.truncates` of N rows, from their columns TRUNCATING."""
+    rows: npt.NDArray[np.bool_] = (top_k > 0) | (top_p < 1) | (min_p > 0)
+    return rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)

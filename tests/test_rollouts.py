@@ -7,14 +7,25 @@ import itertools
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from rollgen.engines.base import SampleRequest
-from rollgen.rollouts import OVERHEAD_BYTES, Completion, Prompt, Sampling, WeightVersions, sample_seed, text_length
+from rollgen.rollouts import (
+    OVERHEAD_BYTES,
+    TRUNCATING,
+    Completion,
+    Prompt,
+    Sampling,
+    WeightVersions,
+    sample_seed,
+    text_length,
+    truncates,
+)
 
 
 @pytest.mark.parametrize(
-    ("sampling", "truncates"),
+    ("sampling", "expected"),
     [
         (Sampling(), True),  # top_k is 50 by default
         (Sampling(top_k=0), False),
@@ -24,9 +35,9 @@ from rollgen.rollouts import OVERHEAD_BYTES, Completion, Prompt, Sampling, Weigh
         (Sampling(top_k=0, temperature=0.5, max_tokens=1, stop=("a",), stop_token_ids=(1,)), False),
     ],
 )
-def test_truncates(sampling: Sampling, truncates: bool) -> None:
+def test_truncates(sampling: Sampling, expected: bool) -> None:
     """Any of the three cuts; temperature and stops do not."""
-    assert sampling.truncates is truncates
+    assert sampling.truncates is expected
 
 
 @pytest.mark.parametrize(
@@ -90,3 +101,10 @@ def test_nouns_are_frozen(make_prompt: Callable[..., Prompt], make_completion: C
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(noun, name, None)
         assert not hasattr(noun, "__dict__")
+
+
+def test_truncation_of_columns_is_that_of_each_row() -> None:
+    """Every combination of what is on and off, in float32 as shards have them."""
+    rows = [Sampling(top_k=k, top_p=p, min_p=m) for k, p, m in itertools.product((0, 1, 50), (1.0, 0.5), (0.0, 0.25))]
+    columns = {name: np.array([getattr(row, name) for row in rows], np.float32) for name in TRUNCATING}
+    assert truncates(**columns).tolist() == [row.truncates for row in rows]

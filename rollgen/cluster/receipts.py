@@ -16,16 +16,16 @@ from rollgen.engines.base import SampleRequest
 from rollgen.format.adoption import line_of
 from rollgen.format.journal import JournalLine
 from rollgen.format.reader import open_shard, read_columns, verify_shard
+from rollgen.rollouts import TRUNCATING, truncates
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-    import pyarrow as pa
 
     from rollgen.format.retries import RetryList
     from rollgen.rollouts import Int64Array
 
 _KEY: Final = ("prompt_index", "sample_index", "generation")
-_TALLIED: Final = ("response_length", "finish_reason", "top_k", "top_p", "min_p")
+_TALLIED: Final = ("response_length", "finish_reason", *TRUNCATING)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,12 +83,6 @@ def read_receipt(path: Path, line: JournalLine | None, config_digest: str, posit
     return Receipt(
         line,
         positions.of(*(columns[name] for name in _KEY)),
-        masked_tokens=int(columns["response_length"][_truncates(columns)].sum()),
+        masked_tokens=int(columns["response_length"][truncates(*(columns[name] for name in TRUNCATING))].sum()),
         length_finishes=int((columns["finish_reason"] == "length").sum()),
     )
-
-
-def _truncates(columns: dict[str, pa.Array]) -> npt.NDArray[np.bool_]:
-    """bool [rows]: `rollouts.Sampling.truncates`."""
-    mask: npt.NDArray[np.bool_] = (columns["top_k"] > 0) | (columns["top_p"] < 1) | (columns["min_p"] > 0)
-    return mask

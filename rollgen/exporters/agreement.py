@@ -6,6 +6,7 @@ import numpy as np
 
 from rollgen.errors import UsageError
 from rollgen.exporters.records import Block, Records
+from rollgen.rollouts import TRUNCATING, truncates
 
 _ELSEWHERE = "prime-rl and jsonl take each sample as it is"
 
@@ -17,7 +18,7 @@ class Agreement:
     """
 
     def __init__(self, records: Records, trainer: str) -> None:
-        columns = records.columns("prompt_length", "temperature", "top_p", "top_k", "min_p")
+        columns = records.columns("prompt_length", "temperature", *TRUNCATING)
         if (empty := columns["prompt_length"] == 0).any():
             prompt_id = records.prompt_id(int(empty.argmax()))
             raise UsageError(f"{prompt_id!r}: the prompt is empty: no logits predict the first token")
@@ -27,7 +28,7 @@ class Agreement:
                 f"{trainer} divides the logits of all samples by one temperature, these have "
                 f"{', '.join(temperatures[:3])}; {_ELSEWHERE}"
             )
-        truncated = (columns["top_k"] > 0) | (columns["top_p"] < 1) | (columns["min_p"] > 0)
+        truncated = truncates(*(columns[name] for name in TRUNCATING))
         if truncated.any() != truncated.all():
             raise UsageError(
                 f"{trainer} takes masks of all samples or of none, and only some of these were truncated; {_ELSEWHERE}"

@@ -19,10 +19,10 @@ from rollgen.format.ragged import NestedRagged, nested_ragged, ragged
 from rollgen.format.reader import ShardReader, read_row_group
 from rollgen.format.schema import MAX_EXPERTS
 from rollgen.loader.samples import VERSIONS, Experts, Samples
-from rollgen.rollouts import WeightVersions
+from rollgen.rollouts import TRUNCATING, WeightVersions, truncates
 
 _LISTS: Final = ("prompt_token_ids", "token_ids", "logprobs", "sampling_mask")
-_CHECKED: Final = ("response_length", "temperature", "top_k", "top_p", "min_p")
+_CHECKED: Final = ("response_length", "temperature", *TRUNCATING)
 
 
 def columns_of(scalars: Sequence[str], *, support_logprobs: bool = False, experts: bool = False) -> list[str]:
@@ -104,8 +104,8 @@ def _find_problem(table: pa.Table, lengths: npt.NDArray[np.int64], mask: NestedR
         return "response_length is not the number of tokens, or is 0"
     if not (table["temperature"].to_numpy() > 0).all():
         return "a temperature is not above 0"
-    truncates = (table["top_k"].to_numpy() > 0) | (table["top_p"].to_numpy() < 1) | (table["min_p"].to_numpy() > 0)
-    if not np.array_equal(np.diff(mask.offsets) == 0, np.repeat(~truncates, lengths)):
+    truncated = truncates(*(table[name].to_numpy() for name in TRUNCATING))
+    if not np.array_equal(np.diff(mask.offsets) == 0, np.repeat(~truncated, lengths)):
         return "a support is empty or null although its row truncates, or is listed although it does not"
     if mask.values.size and (mask.values.min() < 0 or mask.values.max() >= vocab_size):
         return f"a support id is outside the model's vocabulary of {vocab_size}"

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from rollgen.format.invariants import SUM_TOLERANCE
 from rollgen.format.jsonlines import refuse_constant
 from rollgen.format.ragged import NestedRagged, Ragged, nested_ragged, ragged
-from rollgen.rollouts import FINISH_REASONS
+from rollgen.rollouts import FINISH_REASONS, TRUNCATING, truncates
 
 if TYPE_CHECKING:
     from rollgen.verify.findings import Kind
@@ -192,7 +192,7 @@ class _Tokens:
     def of(cls, table: pa.Table) -> _Tokens:
         tokens, mask = ragged(table["token_ids"]), nested_ragged(table["sampling_mask"])
         null = [chunk.flatten().is_null().to_numpy(zero_copy_only=False) for chunk in table["sampling_mask"].chunks]
-        truncates = (table["top_k"].to_numpy() > 0) | (table["top_p"].to_numpy() < 1) | (table["min_p"].to_numpy() > 0)
+        truncated = truncates(*(table[name].to_numpy() for name in TRUNCATING))
         stored = "support_logprobs" in table.column_names
         return cls(
             prompts=ragged(table["prompt_token_ids"]),
@@ -200,7 +200,7 @@ class _Tokens:
             logprobs=ragged(table["logprobs"]).values,
             mask=mask,
             null=np.concatenate([np.zeros(0, np.bool_), *null]),
-            truncates=np.repeat(truncates, np.diff(tokens.offsets)),
+            truncates=np.repeat(truncated, np.diff(tokens.offsets)),
             support_logprobs=nested_ragged(table["support_logprobs"]).values if stored else None,
         )
 
