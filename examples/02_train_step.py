@@ -32,7 +32,7 @@ def main() -> None:
     args = parse_arguments()
     ds = rollgen.RolloutDataset(args.dataset)
     rollouts = [ds[index] for index in range(min(args.samples, len(ds)))]
-    advantages = group_advantages(rollouts)
+    advantages = centred_rewards(rollouts)
     starts = range(0, len(rollouts), args.micro_batch)
     batches = [rollgen.collate(rollouts[start : start + args.micro_batch]) for start in starts]
 
@@ -63,7 +63,7 @@ def model_location(name: str) -> str:
     return str(EMBEDDED_MODEL) if name == EMBEDDED_MODEL.name else name
 
 
-def group_advantages(rollouts: list[rollgen.Rollout]) -> Tensor:
+def centred_rewards(rollouts: list[rollgen.Rollout]) -> Tensor:
     """Reward minus the mean reward of the same prompt, [R]. The mean of all where a prompt has one sample only."""
     rewards = torch.tensor([rollout.token_ids.unique().numel() / rollout.token_ids.numel() for rollout in rollouts])
     prompts = torch.tensor([rollout.prompt_index for rollout in rollouts])

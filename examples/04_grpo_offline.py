@@ -134,22 +134,10 @@ def number(text: str) -> float:
     return float(digits) if re.fullmatch(NUMBER, text.strip()) else float("nan")
 
 
-def group_advantages(rewards: Tensor, groups: Tensor) -> Tensor:
-    """(reward - mean) / (standard deviation + EPSILON) in each group, [B]. Zeros in a group of equal rewards.
-
-    rewards float64 [B]; groups int64 [B], numbers of groups from 0
-    """
-    counts = groups.bincount()
-    mean = rewards.new_zeros(len(counts)).index_add(0, groups, rewards) / counts
-    centred = rewards - mean[groups]
-    variance = rewards.new_zeros(len(counts)).index_add(0, groups, centred**2) / counts
-    return centred / (variance.sqrt()[groups] + EPSILON)
-
-
 def batch_advantages(batch: RolloutBatch) -> Tensor:
     """Of each rollout, [B]: all samples of a prompt are in one batch."""
-    rewards = list(map(reward, batch.text, batch.metadata, batch.finish_reason))
-    return group_advantages(torch.tensor(rewards, dtype=torch.float64), batch.group).float()
+    rewards = torch.tensor(list(map(reward, batch.text, batch.metadata, batch.finish_reason)))
+    return rollgen.ops.group_advantages(rewards, batch.group, "mean_std", eps=EPSILON)
 
 
 def clipped_gain(log_ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:

@@ -68,19 +68,6 @@ def test_reward(grpo: ModuleType, text: str | None, metadata: str | None, finish
     assert grpo.reward(text, metadata, finish_reason) == expected
 
 
-def test_advantages_are_normalised_in_each_group(grpo: ModuleType) -> None:
-    """A group is a prompt of a dataset; its samples need not stand together.
-
-    (0, 0): rewards 1, 0, 0, 1, mean and standard deviation 0.5, advantages +-0.5 / (0.5 + 1e-4).
-    (1, 0): rewards 0.25 three times: exactly 0. (0, 7): a single sample: 0.
-    """
-    rewards = torch.tensor([1, 0.25, 0, 0, 0.25, 5, 1, 0.25], dtype=torch.float64)
-    groups = torch.tensor([0, 2, 0, 0, 2, 1, 0, 2])
-    high = 0.5 / 0.5001
-    expected = [high, 0, -high, -high, 0, 0, high, 0]
-    assert grpo.group_advantages(rewards, groups).tolist() == pytest.approx(expected, rel=1e-12, abs=0)
-
-
 def test_gain_is_clipped_only_where_it_would_grow_further(grpo: ModuleType) -> None:
     """Ratios 1.5 and 0.5 against the bounds 1.2 and 0.8, for advantages 2 and -2."""
     ratio = torch.tensor([1.5, 1.5, 0.5, 0.5, 1.1])
