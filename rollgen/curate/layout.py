@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rollgen.rollouts import Int32Array, Int64Array
 
 
-class Rows(NamedTuple):
+class KeyColumns(NamedTuple):
     """R rows in the order of shards, and in file order in each."""
 
     prompt_index: Int64Array
@@ -47,7 +47,7 @@ class Index:
     """Of each shard."""
     engines: tuple[bytes, ...]
     """Of each shard, what its footer says."""
-    rows: Rows
+    rows: KeyColumns
     row_groups: tuple[tuple[int, int], ...]
     """Of each row group, the number of its shard and its own number there."""
     starts: Int64Array
@@ -69,7 +69,7 @@ class Index:
             tuple(chain.from_iterable(part.shards for part in parts)),
             tuple(chain.from_iterable(part.lines for part in parts)),
             tuple(chain.from_iterable(part.engines for part in parts)),
-            Rows(*map(np.concatenate, zip(*(part.rows for part in parts), strict=True))),
+            KeyColumns(*map(np.concatenate, zip(*(part.rows for part in parts), strict=True))),
             tuple(row_groups),
             np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]),
             np.concatenate([part.sizes for part in parts]),
@@ -151,18 +151,18 @@ def read_index(shards: Sequence[StoredShard], optional: Mapping[str, bool]) -> I
 
     damaged, without a journal line, with other `optional` columns than the manifest says, or columns of a later MINOR.
     """
-    columns = [_columns(shard_schema(support_logprobs=False).empty_table().select(Rows._fields))]
+    columns = [_columns(shard_schema(support_logprobs=False).empty_table().select(KeyColumns._fields))]
     row_groups, sizes, decoded, engines, lines = [], [], [], [], []
     for number, stored in enumerate(shards):
         with stored.open() as shard:
             lines.append(_check(stored, shard, optional))
-            columns.append(_columns(read_columns(shard, Rows._fields)))
+            columns.append(_columns(read_columns(shard, KeyColumns._fields)))
             engines.append(shard.file.metadata.metadata[FOOTER_ENGINE])
             row_groups += [(number, group) for group in range(len(shard.row_group_rows))]
             sizes += shard.row_group_rows
             decoded += [_decoded_bytes(shard, group) for group in range(len(shard.row_group_rows))]
     starts = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
-    rows = Rows(*map(np.concatenate, zip(*columns, strict=True)))
+    rows = KeyColumns(*map(np.concatenate, zip(*columns, strict=True)))
     return Index(
         tuple(shards), tuple(lines), tuple(engines), rows, tuple(row_groups), starts, np.array(decoded, np.int64)
     )
@@ -184,8 +184,8 @@ def plan_layout(index: Index, *, shard_tokens: int, planned: bool) -> Layout:
     return Layout(tuple(replaced.tolist()), dealt, split_prompts)
 
 
-def _columns(table: pa.Table) -> Rows:
-    return Rows(*(column.to_numpy() for column in table.columns))
+def _columns(table: pa.Table) -> KeyColumns:
+    return KeyColumns(*(column.to_numpy() for column in table.columns))
 
 
 def _decoded_bytes(shard: ShardReader, group: int) -> int:
@@ -209,7 +209,7 @@ def _check(stored: StoredShard, shard: ShardReader, optional: Mapping[str, bool]
     return stored.line
 
 
-def deal(rows: Rows, chosen: Int64Array, shard_tokens: int, *, planned: bool) -> Iterator[Int64Array]:
+def deal(rows: KeyColumns, chosen: Int64Array, shard_tokens: int, *, planned: bool) -> Iterator[Int64Array]:
     """The chosen rows, sorted by key, as new shards: whole prompts, each shard sorted by key.
 
     Shards follow the keys where they are `planned`, else the order in which prompts came.

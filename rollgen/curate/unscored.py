@@ -43,7 +43,7 @@ _REPLACING_SECONDS: Final = 30.0
 
 
 @dataclass(slots=True)
-class Tally:
+class RewardTally:
     """What there is before anything is scored."""
 
     samples: int
@@ -68,7 +68,7 @@ class Unscored:
             _at(place, earlier.values[REWARD], math.nan),
             _at(place, earlier.tokens_crc32, -1),
         )
-        self.tally = Tally(samples=int(self._current.sum()))
+        self.tally = RewardTally(samples=int(self._current.sum()))
 
     def batches(self, size: int) -> Iterator[list[StoredAnswer]]:
         """All of them, at most `size` at a time, every page that is read verified. Raises DatasetError for damage."""

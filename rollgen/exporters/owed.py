@@ -32,7 +32,7 @@ _NAMED: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Owed:
+class OwedSamples:
     """Counted in one dataset."""
 
     samples: int | None
@@ -54,7 +54,7 @@ class Owed:
             )
 
 
-def owed_of(index: Index, place: Place) -> Owed:
+def owed_of(index: Index, place: Place) -> OwedSamples:
     """Of the one dataset of an index, which is at this place.
 
     Raises DatasetError for a plan that is damaged, and beside one for a list of retries that is damaged or missing.
@@ -63,16 +63,16 @@ def owed_of(index: Index, place: Place) -> Owed:
     if manifest.runs:
         return _of_runs(index)
     if manifest.is_planless:
-        return Owed(None)
+        return OwedSamples(None)
     with remote_plan(place, manifest) if isinstance(place, ObjectStore) else nullcontext(place) as directory:
         try:
             plan = Plan(directory / PLAN_FILE)
         except MissingFile:  # a copy need not have it
-            return Owed(None)
+            return OwedSamples(None)
         return _of_plan(index, Planned(plan, read_retries(directory, manifest)))
 
 
-def _of_plan(index: Index, planned: Planned) -> Owed:
+def _of_plan(index: Index, planned: Planned) -> OwedSamples:
     plan, keys = planned.plan, index.keys
     stored = keys.take(planned.is_planned(keys))
     latest = np.full(plan.samples, -1, np.int32)  # generation of each planned sample, -1 for none
@@ -85,12 +85,12 @@ def _of_plan(index: Index, planned: Planned) -> Owed:
     there = np.add.reduceat(latest >= 0, plan.offsets[:-1], dtype=np.int64)
     broken, samples = np.flatnonzero((of_prompt > 0) & (there > 0)), int(owed.sum())
     if not samples:
-        return Owed(0)
+        return OwedSamples(0)
     notes = (f"owed: samples of the plan that are yet to be made, or made again: {samples:,}; {RESUME}",)
     if not broken.size:
-        return Owed(samples, notes=notes)
+        return OwedSamples(samples, notes=notes)
     example = plan.prompt_ids(broken[:1])[0].as_py()
-    return Owed(
+    return OwedSamples(
         samples,
         f"{example!r}: some of its samples are yet to be made, or made again (prompts of which that is so: "
         f"{broken.size:,})",
@@ -98,7 +98,7 @@ def _of_plan(index: Index, planned: Planned) -> Owed:
     )
 
 
-def _of_runs(index: Index) -> Owed:
+def _of_runs(index: Index) -> OwedSamples:
     runs = index.datasets[0].manifest.runs
     notes = [f"run {brief(run.name)} was merged with {run.owed:,} samples owed" for run in runs if run.owed]
     known = [run.owed for run in runs if run.owed is not None]
@@ -106,6 +106,6 @@ def _of_runs(index: Index) -> Owed:
     if lost > 0:
         notes.append(f"samples that were merged and are not stored any more: {lost:,}")
     if not notes:
-        return Owed(0 if len(known) == len(runs) else None)
+        return OwedSamples(0 if len(known) == len(runs) else None)
     broken = "; ".join(notes[:_NAMED]) + "; ..." * (len(notes) > _NAMED)
-    return Owed(sum(known) + max(0, lost), broken, _MERGE, tuple(notes))
+    return OwedSamples(sum(known) + max(0, lost), broken, _MERGE, tuple(notes))

@@ -25,7 +25,7 @@ import numpy.typing as npt
 import torch
 
 from rollgen.errors import UsageError
-from rollgen.exporters.owed import Owed, owed_of
+from rollgen.exporters.owed import OwedSamples, owed_of
 from rollgen.format.manifest import Manifest
 from rollgen.format.reader import read_columns
 from rollgen.format.rewards import ScorerRecord
@@ -112,7 +112,7 @@ class Records:
         """int64 [G], samples of each group."""
         self._offsets = offsets_of(self.group_sizes)
         self._group = np.repeat(np.arange(len(self.group_sizes)), self.group_sizes)
-        self.owed: Owed = owed_of(self._index, place)
+        self.owed: OwedSamples = owed_of(self._index, place)
         """What is yet to be made."""
         self._reward = self._advantage = None
         if reward is not None and self._index.rewards is not None:

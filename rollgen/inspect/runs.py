@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class RunStats:
+class MergedRunStats:
     """One run. Of what it was made, the manifest says."""
 
     name: str
@@ -26,7 +26,7 @@ class RunStats:
     generated_tokens: int
 
 
-def run_stats(rows: pl.LazyFrame, manifest: Manifest) -> tuple[RunStats, ...]:
+def run_stats(rows: pl.LazyFrame, manifest: Manifest) -> tuple[MergedRunStats, ...]:
     """Of each run, in the order of the manifest; none of a dataset that was not merged."""
     if not manifest.runs:
         return ()
@@ -38,4 +38,4 @@ def run_stats(rows: pl.LazyFrame, manifest: Manifest) -> tuple[RunStats, ...]:
         )
     )
     found = {name: figures for name, *figures in table.iter_rows()}
-    return tuple(RunStats(run.name, run.samples, *found.get(run.name, (0, 0, 0))) for run in manifest.runs)
+    return tuple(MergedRunStats(run.name, run.samples, *found.get(run.name, (0, 0, 0))) for run in manifest.runs)

@@ -25,7 +25,7 @@ from rollgen.config import RunConfig, canonical_json
 from rollgen.format.schema import DATA_DIR, PLAN_FILE
 from rollgen.inspect.failures import FailureStats, failure_stats
 from rollgen.inspect.rewards import RewardStats, reward_stats
-from rollgen.inspect.runs import RunStats, run_stats
+from rollgen.inspect.runs import MergedRunStats, run_stats
 from rollgen.inspect.scan import bins, collect, current, named, scan, tally
 from rollgen.inspect.shards import FileStats, measure_shards
 from rollgen.prompts.plan import Plan
@@ -181,7 +181,7 @@ class DatasetStats:
     logprobs: LogprobStats | None
     files: FileStats
     examples: tuple[Example, ...]
-    runs: tuple[RunStats, ...] = ()
+    runs: tuple[MergedRunStats, ...] = ()
     """Of a merged dataset; empty for any other."""
     rewards: tuple[RewardStats, ...] = ()
     """By name."""

@@ -56,7 +56,7 @@ _DIRECTORIES: Final[dict[str, Kind]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Samples:
+class SampleCounts:
     """planned = stored + owed + skipped; all samples that retries list count as planned ones."""
 
     planned: int
@@ -83,7 +83,7 @@ class Verification:
     tokens: int = 0
     """Generated ones."""
     mask_ids: int = 0
-    samples: Samples | None = None
+    samples: SampleCounts | None = None
     """None without a plan."""
 
     @property
@@ -325,12 +325,12 @@ def _check_unique(found: Sequence[tuple[Path, ShardContent]], findings: Findings
         findings.add("duplicate", path, f"{keys.name(row)} is in {other.name} too", place, len(at))
 
 
-def _count_samples(planned: Planned, keys: Keys) -> Samples:
+def _count_samples(planned: Planned, keys: Keys) -> SampleCounts:
     plan = planned.plan
     stored = keys.take(planned.is_planned(keys))
     distinct = int(np.count_nonzero(stored.take(stored.order()).steps())) + bool(len(stored.prompt_index))
     total, skipped = plan.samples + sum(map(len, planned.retries)), int(plan.n[plan.tombstone].sum())
-    return Samples(total, distinct, total - skipped - distinct, skipped)
+    return SampleCounts(total, distinct, total - skipped - distinct, skipped)
 
 
 def _other_lists(directory: Path, manifest: Manifest | None) -> Iterator[str]:

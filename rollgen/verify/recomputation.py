@@ -136,7 +136,7 @@ class Temperature:
 
 
 @dataclass(frozen=True, slots=True)
-class Supports:
+class SupportGaps:
     """Supports against what top-k, top-p and min-p leave of the model's logits."""
 
     tokens: int
@@ -214,7 +214,7 @@ class Recomputation:
 
     temperature: Temperature | None
     """None when no token had a choice."""
-    supports: Supports | None
+    supports: SupportGaps | None
     """None when none was judged."""
     not_judged: str | None
     """Why supports could not be judged."""

@@ -51,7 +51,7 @@ from rollgen.prompts.fingerprint import directory_fingerprint
 from rollgen.prompts.model import quiet_transformers, resolve_commit, usage_errors
 from rollgen.verify.merged import sampled_by
 from rollgen.verify.recomputation import Recomputation, describe
-from rollgen.verify.tallies import GapTally, ScoreTally, Tally
+from rollgen.verify.tallies import DriftTally, GapTally, ScoreTally
 from rollgen.verify.truncation import Sampler, Truncation
 
 if TYPE_CHECKING:
@@ -233,7 +233,7 @@ class _Comparison:
         arguments = manifest.identity.get("sampling_arg")
         self._excluding = excluding_args(arguments) if isinstance(arguments, dict) else []
         self._sampler = None if self._excluding else Sampler.of(manifest, dtype)
-        self._masked, self._full, self._noise = Tally(), Tally(), Tally()
+        self._masked, self._full, self._noise = DriftTally(), DriftTally(), DriftTally()
         self._gaps, self._scores = GapTally(), ScoreTally()
         self._kl, self._exact_tokens = 0.0, 0
         self._lowest_temperature = math.inf

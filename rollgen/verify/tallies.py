@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rollgen.verify.recomputation import OUTSIDE, TOLERANCES, Drift, Supports, Temperature, support_tolerance
+from rollgen.verify.recomputation import OUTSIDE, TOLERANCES, Drift, SupportGaps, Temperature, support_tolerance
 
 
-class Tally:
+class DriftTally:
     """Sums over tokens; of ratios those of ratio - 1, so that no digits are lost near 1."""
 
     def __init__(self) -> None:
@@ -63,13 +63,13 @@ class GapTally:
             self._largest_noise = max(self._largest_noise, float(noise.max()))
             self._compared += noise.numel()
 
-    def result(self, step: float, *, is_noisy: bool) -> Supports | None:
+    def result(self, step: float, *, is_noisy: bool) -> SupportGaps | None:
         """None when nothing was judged. `step`: of the largest logit."""
         if not self._tokens:
             return None
         noise = self._noise / max(1, self._compared)
         tolerance = support_tolerance(noise, step, self._tokens) if is_noisy else TOLERANCES[0]
-        return Supports(
+        return SupportGaps(
             tokens=self._tokens,
             violating=int(self._beyond[TOLERANCES.index(tolerance)]),
             tolerance=tolerance,

@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollgen.curate.layout import Index, Rows, plan_layout, read_index
+from rollgen.curate.layout import Index, KeyColumns, plan_layout, read_index
 from rollgen.format.reader import open_dataset
 from rollgen.rollouts import Completion
 
@@ -20,7 +20,7 @@ def some_index(row_groups: Sequence[int]) -> Index:
     starts = np.concatenate([[0], np.cumsum(row_groups, dtype=np.int64)])
     nothing = np.zeros(int(starts[-1]), np.int64)
     places = tuple((number, 0) for number in range(len(row_groups)))
-    return Index((), (), (), Rows(*[nothing] * 4), places, starts, np.full(len(places), 100))
+    return Index((), (), (), KeyColumns(*[nothing] * 4), places, starts, np.full(len(places), 100))
 
 
 @given(st.data(), st.lists(st.integers(0, 5), min_size=1, max_size=6).filter(any))

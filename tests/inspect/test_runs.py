@@ -22,7 +22,7 @@ from rollgen.inspect.card import dataset_card, write_card
 from rollgen.inspect.curves import curves_of
 from rollgen.inspect.find import Reading, find_sample, readings
 from rollgen.inspect.report.content import report_content
-from rollgen.inspect.runs import RunStats
+from rollgen.inspect.runs import MergedRunStats
 from rollgen.inspect.sample import read_sample
 from rollgen.inspect.sample_view import render_sample
 from rollgen.inspect.stats import stats_of
@@ -45,8 +45,8 @@ def test_figures_of_each_run(merged: Path) -> None:
     """Six prompts of two samples in each, which are twelve prompts in all; the settings are those of the run."""
     stats = stats_of(open_dataset(merged))
     assert stats.runs == (
-        RunStats("base", merged=12, samples=12, prompts=6, generated_tokens=96),
-        RunStats("step-1", merged=12, samples=12, prompts=6, generated_tokens=108),
+        MergedRunStats("base", merged=12, samples=12, prompts=6, generated_tokens=96),
+        MergedRunStats("step-1", merged=12, samples=12, prompts=6, generated_tokens=108),
     )
     assert (stats.samples.samples, stats.samples.prompts) == (24, 12)
     assert [settings["top_k"] for settings in stats.run_settings] == [8, 8]

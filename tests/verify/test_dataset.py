@@ -22,7 +22,7 @@ from rollgen.format.journal import file_sha256, list_shards
 from rollgen.format.manifest import PLANLESS, Manifest, create_manifest
 from rollgen.format.writer import ShardWriter
 from rollgen.rollouts import Completion
-from rollgen.verify.dataset import Samples, Verification, verify_dataset
+from rollgen.verify.dataset import SampleCounts, Verification, verify_dataset
 from rollgen.verify.findings import KEPT_PER_KIND, Kind
 
 GOLDEN = Path(__file__).parents[2] / "schema" / "conformance" / "golden"
@@ -232,7 +232,7 @@ def test_a_sound_dataset_is_clean(directory: Path) -> None:
         rows=12,
         tokens=96,
         mask_ids=verification.mask_ids,
-        samples=Samples(planned=12, stored=12, owed=0, skipped=0),
+        samples=SampleCounts(planned=12, stored=12, owed=0, skipped=0),
     )
     lines = [json.loads(line) for line in (directory / JOURNAL).read_text().splitlines()]
     assert verification.mask_ids == sum(line["mask_ids"] for line in lines)
@@ -272,7 +272,7 @@ def test_an_empty_dataset_is_clean(tmp_path: Path, make_dataset: Callable[..., P
         shutil.rmtree(directory / name)
     verification = verify_dataset(directory)
     assert found(verification) == []
-    assert (verification.shards, verification.rows, verification.samples) == (0, 0, Samples(12, 0, 12, 0))
+    assert (verification.shards, verification.rows, verification.samples) == (0, 0, SampleCounts(12, 0, 12, 0))
 
 
 def test_retried_samples_are_counted(directory: Path, add_retry: Callable[[Path], Path]) -> None:
@@ -280,7 +280,7 @@ def test_retried_samples_are_counted(directory: Path, add_retry: Callable[[Path]
     add_retry(directory)
     verification = verify_dataset(directory)
     assert found(verification) == []
-    assert verification.samples == Samples(planned=14, stored=14, owed=0, skipped=0)
+    assert verification.samples == SampleCounts(planned=14, stored=14, owed=0, skipped=0)
 
 
 def test_the_path_may_be_written_in_any_way(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,7 +349,7 @@ def test_a_key_in_two_shards(directory: Path, rewrite: Any, set_line: Any) -> No
     verification = verify_dataset(directory)
     assert found(verification) == [("duplicate", SECOND, "row group 0, row 0", 2)]
     assert verification.findings[0].problem == "prompt 0, sample 0 is in part-w0-000000.parquet too"
-    assert verification.samples == Samples(12, 12, 0, 0)
+    assert verification.samples == SampleCounts(12, 12, 0, 0)
 
 
 def test_a_copy_under_another_name(directory: Path) -> None:

@@ -16,7 +16,7 @@ from rollgen.curate.compact import compact
 from rollgen.format.commit import WriterSlot
 from rollgen.format.journal import list_shards
 from rollgen.verify import dataset as module
-from rollgen.verify.dataset import Samples, verify_dataset
+from rollgen.verify.dataset import SampleCounts, verify_dataset
 
 FIRST, SECOND = "data/part-w0-000000.parquet", "data/part-w0-000001.parquet"
 JOURNAL = "journal/w0.jsonl"
@@ -130,7 +130,7 @@ def test_a_plan_grows_meanwhile(directory: Path, make_dataset: Any, meanwhile: A
     meanwhile("check_planned", grow)
     verification = verify_dataset(directory)
     assert verification.findings == ()
-    assert verification.samples == Samples(18, 12, 6, 0)
+    assert verification.samples == SampleCounts(18, 12, 6, 0)
 
 
 def test_a_shard_that_is_removed_meanwhile(directory: Path, meanwhile: Any) -> None:

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from rollgen.verify.recomputation import Drift, Recomputation, Supports, Temperature, describe, support_tolerance
+from rollgen.verify.recomputation import Drift, Recomputation, SupportGaps, Temperature, describe, support_tolerance
 
 EXACT = Drift(mean_ratio=1 - 2e-8, standard_error=2e-7, mean_abs=5e-6, max_abs=5e-5, share_outside=0.0)
 NOISY = Drift(mean_ratio=1.0008, standard_error=1.3e-3, mean_abs=3.4e-2, max_abs=0.5, share_outside=0.112)
 BIASED = Drift(mean_ratio=0.922, standard_error=1.9e-3, mean_abs=9.3e-2, max_abs=0.93, share_outside=0.31)
 FLOOR = Drift(mean_ratio=1.001, standard_error=1e-3, mean_abs=2.75e-2, max_abs=0.37, share_outside=0.055)
 RIGHT = Temperature(by_tokens=1.06, tokens_error=0.03, largest_score=3.5, by_logprobs=1.0016, logprobs_error=0.0023)
-SOUND = Supports(tokens=2304, violating=1, tolerance=0.25, worst=0.27, noise=1.7)
-EXACT_SUPPORTS = Supports(tokens=2441, violating=0, tolerance=0.0078125, worst=-2e-4, noise=None)
+SOUND = SupportGaps(tokens=2304, violating=1, tolerance=0.25, worst=0.27, noise=1.7)
+EXACT_SUPPORTS = SupportGaps(tokens=2441, violating=0, tolerance=0.0078125, worst=-2e-4, noise=None)
 
 
 def made(**changes: Any) -> Recomputation:

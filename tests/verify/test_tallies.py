@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rollgen.verify.recomputation import Supports, Temperature
+from rollgen.verify.recomputation import SupportGaps, Temperature
 from rollgen.verify.tallies import GapTally, ScoreTally
 
 
@@ -75,8 +75,8 @@ def test_gaps_are_counted_beyond_the_tolerance() -> None:
     tally.add(torch.tensor([-1.0, 0.3, 2.0]), torch.tensor([-1.0, 0.3, 2.5]))
     tally.add(torch.tensor([]), torch.tensor([]))
     tally.add(torch.tensor([0.6, -torch.inf]), torch.tensor([0.6, -torch.inf]))
-    assert tally.result(0.0, is_noisy=True) == Supports(5, violating=2, tolerance=0.5, worst=2.0, noise=0.5)
-    assert tally.result(0.0, is_noisy=False) == Supports(5, violating=3, tolerance=2**-7, worst=2.0, noise=None)
+    assert tally.result(0.0, is_noisy=True) == SupportGaps(5, violating=2, tolerance=0.5, worst=2.0, noise=0.5)
+    assert tally.result(0.0, is_noisy=False) == SupportGaps(5, violating=3, tolerance=2**-7, worst=2.0, noise=None)
 
 
 def test_a_gap_that_is_no_number_is_beyond_all() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rollgen.verify.dataset import Samples, Verification
+from rollgen.verify.dataset import SampleCounts, Verification
 from rollgen.verify.findings import Finding
 from rollgen.verify.terminal import describe
 
@@ -26,7 +26,7 @@ def test_a_clean_dataset() -> None:
 
 def test_a_dataset_without_shards() -> None:
     """Nothing is vouched for."""
-    lines = list(describe(Verification(samples=Samples(planned=4000, stored=0, owed=3999, skipped=1))))
+    lines = list(describe(Verification(samples=SampleCounts(planned=4000, stored=0, owed=3999, skipped=1))))
     assert lines == [
         "0 shards, 0 rows, 0 tokens, 0 mask ids, 0 bytes",
         "4,000 planned = 0 stored + 3,999 owed + 1 skipped",
