@@ -404,8 +404,8 @@ def test_damage_is_an_error(dataset: Path, graders: Graders) -> None:
     ("options", "message"),
     [
         ({"name": "a-b"}, r"^a-b: no name for rewards; use --name with letters, digits and underscores"),
-        ({"batch_size": 0}, "must be whole numbers of 1 or more"),
-        ({"processes": 0}, "must be whole numbers of 1 or more"),
+        ({"batch_size": 0}, "batch_size must be a whole number, 1 or more, not 0"),
+        ({"processes": 0}, "processes must be a whole number, 1 or more, not 0"),
         ({"timeout": 0}, "timeout must be a finite number of seconds above 0"),
         ({"timeout": math.inf}, "timeout must be a finite number of seconds above 0"),
     ],
