@@ -70,12 +70,17 @@ class Stop:
             self._loop = asyncio.get_running_loop()
             hangs_up = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
             for number in (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hangs_up else [])):
-                self._before[number] = signal.signal(number, self._arrived)
+                self._before[number] = signal.getsignal(number)
+                # Wakes the loop, which may just fall asleep when a signal comes, or whose thread may not be the one
+                # that the kernel interrupts.
+                self._loop.add_signal_handler(number, _wake)
+                signal.signal(number, self._arrived)
         return self
 
     def __exit__(self, *exc: object) -> None:
         _CURRENT.reset(self._token)
         for number, handler in self._before.items():
+            self._loop.remove_signal_handler(number)
             if handler is not None:  # None: not installed from Python, so that Python cannot put it back
                 signal.signal(number, handler)
 
@@ -118,6 +123,10 @@ class Stop:
             running.exception()  # mostly that it has given up
             raise Interrupted(self.signal_number)
         return running.result()
+
+
+def _wake() -> None:
+    """What a signal has arrived for is Python's handler to say."""
 
 
 def _problem(task: asyncio.Task[Any]) -> BaseException | None:

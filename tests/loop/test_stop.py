@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 from models.runs import Runs, keys
 
 from rollgen.format.commit import start_section
+from rollgen.loop.stop import Interrupted, Stop
 
 INTERRUPTED = """
 import asyncio, resource, sys
@@ -181,3 +184,21 @@ def test_a_signal_while_others_are_in_the_start_section(runs: Runs, there: bool)
     assert stdout == "interrupted by SIGINT; no sample was finished, and nothing new is stored, --resume continues\n"
     assert runs(resume=True).stored_before == 5 * there
     assert sorted(runs.stored()) == keys(5, 2)
+
+
+def test_a_signal_that_interrupts_another_thread() -> None:
+    """The kernel may choose any. The loop, which waits for nothing else, is woken."""
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+
+    def send() -> None:
+        time.sleep(0.2)  # until the loop sleeps
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+    async def wait() -> None:
+        with Stop() as stop:
+            threading.Thread(target=send).start()
+            await stop.guard(asyncio.Event().wait())
+
+    with pytest.raises(Interrupted, match="interrupted by SIGTERM"):
+        asyncio.run(wait())
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == handlers
