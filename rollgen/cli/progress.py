@@ -11,9 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from rollgen.format.layout import CARD_FILE
 from rollgen.inert import LINE, brief
-from rollgen.inspect.card import refresh_card, write_card
+from rollgen.inspect.card import begin_card, refresh_card
 from rollgen.inspect.terminal import counted
 
 if TYPE_CHECKING:
@@ -76,8 +75,8 @@ class ConsoleReporter:
             self._print(message)
 
     def started(self, place: Place, preflight: Preflight, manifest: Manifest, stats: RunStats) -> None:
-        if place.remote is None and not (place.directory / CARD_FILE).exists():
-            write_card(place.directory)  # measuring all of it again can wait for the end
+        if place.remote is None:
+            begin_card(place.directory)  # measuring all of it again can wait for the end
         summary, shard = preflight.summary, preflight.config.shard
         what = f"{summary.samples} samples of {summary.prompts} prompts to {place}"
         if shard is not None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from rich import filesize
 
-from rollgen.errors import DatasetError
+from rollgen.errors import DatasetError, ResumeRefused
 from rollgen.format.commit import Remote, live_writers, start_section
 from rollgen.format.files import new_file, open_regular
 from rollgen.format.journal import list_shards, read_journal, totals
@@ -155,6 +155,13 @@ def write_card(directory: Path, *, url: str | None = None) -> None:
     finally:
         with suppress(OSError):  # renamed, it is not there; where it cannot be removed, the error is the first one
             temporary.unlink()
+
+
+def begin_card(directory: Path) -> None:
+    """`write_card` where there is none, unless others are in the start section: the last one to leave writes it too."""
+    if not (directory / CARD_FILE).exists():
+        with suppress(ResumeRefused), start_section(directory, given_up=lambda: True):
+            write_card(directory)
 
 
 def refresh_card(directory: Path, *, remote: Remote | None = None) -> None:
