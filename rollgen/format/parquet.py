@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -79,15 +79,21 @@ class CheckedParquet:
         return table if table.column_names == list(columns) else table.select(columns)
 
     def check(self, index: int, columns: Iterable[str]) -> None:
-        """Whether `read` may decode these columns: their page headers and what they come to, but no data."""
-        decoded = 0
+        """Whether `read` may decode these columns: their page headers and what they come to, but no data.
+
+        Texts count as often as a dictionary is referred to: at most rows times all of it, which is many times the truth
+        where rows are many and texts short. So where all that could come to too much, the truth is looked up.
+        """
+        sizes = {}
         for name in columns:
-            try:
-                decoded += self._check_column(index, name)
-            except (OSError, ValueError) as error:
-                if _is_of_machine(error):
-                    raise
-                raise ValueError(f"{name}: {error}") from None
+            with _of_column(name):
+                sizes[name] = self._check_column(index, name)
+        decoded = sum(size.bytes + size.looked_up for size in sizes.values())
+        if sum(size.bytes for size in sizes.values()) <= MAX_DECODED_BYTES:
+            for name in sorted(sizes, key=lambda name: sizes[name].looked_up, reverse=True):
+                if decoded > MAX_DECODED_BYTES and sizes[name].looked_up:
+                    with _of_column(name):
+                        decoded += self._looked_up_bytes(index, name) - sizes[name].looked_up
         if decoded > MAX_DECODED_BYTES:
             raise ValueError(f"{decoded} bytes once decoded; the limit is {MAX_DECODED_BYTES}")
 
@@ -103,9 +109,9 @@ class CheckedParquet:
         (leaf,) = self.leaves[column]
         return self.groups[index].bounds(leaf)
 
-    def _check_column(self, index: int, name: str) -> int:
-        """Bytes that a column decodes to, its pages having been checked."""
-        group, decoded = self.groups[index], 0
+    def _check_column(self, index: int, name: str) -> _Decoded:
+        """What a column comes to, its pages having been checked."""
+        group, decoded, looked_up = self.groups[index], 0, 0
         for leaf in self.leaves[name]:
             chunk = group.chunk(leaf)
             content = check_chunk(self.descriptor, chunk, self.size)
@@ -114,11 +120,11 @@ class CheckedParquet:
             if chunk.values > MAX_VALUES:
                 raise ValueError(f"{chunk.values} values; the limit is {MAX_VALUES}")
             decoded += max(content.bytes, chunk.values * _VALUE_BYTES)
-            if content.dictionary and (path := self._path_of_texts(name)):
-                decoded += self._looked_up_bytes(index, path, chunk.values * content.dictionary, content.bytes)
+            if content.dictionary and self._path_of_texts(name):
+                looked_up += chunk.values * content.dictionary
             if _DELTA_BYTE_ARRAY in chunk.encodings:  # each value may repeat all that came before it
                 decoded += chunk.values * content.bytes
-        return decoded
+        return _Decoded(decoded, looked_up)
 
     def _is_nested(self, name: str) -> bool:
         return bool(pa.types.is_nested(self.schema.field(name).type))
@@ -130,16 +136,35 @@ class CheckedParquet:
             kind = kind.value_type
         return str(path) if pa.types.is_string(kind) or pa.types.is_large_string(kind) else None
 
-    def _looked_up_bytes(self, index: int, path: str, bound: int, stored: int) -> int:
-        """Bytes of texts that are `stored` with a dictionary: the `bound` where that is harmless, else the truth."""
-        if bound <= MAX_DECODED_BYTES or stored > MAX_DECODED_BYTES:
-            return bound
+    def _looked_up_bytes(self, index: int, name: str) -> int:
+        """Bytes of the texts of a column that has a dictionary, none of which is made: memory is that of its pages."""
         with ExitStack() as resources:
             again = resources.enter_context(os.fdopen(os.dup(self.descriptor), "rb"))  # its name may be gone by now
+            path = self._path_of_texts(name)
             file = _open_parquet(pa.PythonFile(again), read_dictionary=[path])
             resources.callback(file.close, force=True)
             (column,) = file.read_row_group(index, columns=[path], use_threads=False).columns
         return sum(_text_bytes(part) for part in column.chunks)
+
+
+class _Decoded(NamedTuple):
+    """What a column of a row group comes to."""
+
+    bytes: int
+    """As it lies in its pages."""
+    looked_up: int
+    """At most, over and above, of the texts that it has in a dictionary."""
+
+
+@contextmanager
+def _of_column(name: str) -> Iterator[None]:
+    """Name the column that is damaged."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        if _is_of_machine(error):
+            raise
+        raise ValueError(f"{name}: {error}") from None
 
 
 def _check_values(table: pa.Table) -> None:
@@ -159,8 +184,7 @@ def _text_bytes(texts: pa.Array) -> int:
     """Of texts that are looked up in a dictionary, or of lists of such."""
     while not isinstance(texts, pa.DictionaryArray):
         texts = texts.flatten()
-    lengths = pc.binary_length(texts.dictionary).take(texts.indices)
-    return int(pc.sum(pc.cast(lengths, pa.int64())).as_py() or 0)
+    return int(pc.sum(pc.binary_length(texts.dictionary).take(texts.indices)).as_py() or 0)  # as int64
 
 
 def open_parquet(path: Path, check: Callable[[bytes], None] | None = None) -> CheckedParquet:

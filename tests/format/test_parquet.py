@@ -13,6 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rollgen.errors import DatasetError, MissingFile, Unreadable
 from rollgen.format import footer, pages, parquet
@@ -133,3 +135,49 @@ def test_texts_count_as_often_as_they_are_looked_up(
         monkeypatch.setattr(parquet, "MAX_DECODED_BYTES", 100_000)
         with pytest.raises(ValueError, match="bytes once decoded; the limit is 100000"):
             file.read(0, ["a"])
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> dict[str, tuple[list[str | None], bool]]:
+    """Up to four columns of texts, each with whether it has a dictionary: few values, and many references to them."""
+    rows = draw(st.integers(1, 60))
+    texts = st.none() | st.builds(lambda letter, size: letter * size, st.sampled_from("aé\0"), st.integers(0, 50))
+    columns = draw(st.lists(st.tuples(st.lists(texts, min_size=rows, max_size=rows), st.booleans()), max_size=3))
+    repeated = draw(st.lists(texts, min_size=1, max_size=3))
+    columns.append(((repeated * rows)[:rows], True))
+    return {f"c{number}": column for number, column in enumerate(columns)}
+
+
+@given(tables(), st.sampled_from([-1000, -1, 0, 1, 1000]))
+def test_what_texts_come_to_is_the_truth(
+    tmp_path_factory: pytest.TempPathFactory, columns: dict[str, tuple[list[str | None], bool]], room: int
+) -> None:
+    """Refused is what is above the limit, by one byte or more, and nothing else, whatever a bound over it would say.
+
+    The pages, at least 4 bytes a value, and the texts that are in a dictionary as often as they occur.
+    """
+    path = tmp_path_factory.mktemp("texts") / "texts.parquet"
+    table = pa.table({name: pa.array(texts, pa.string()) for name, (texts, _) in columns.items()})
+    with_dictionary = [name for name, (_, has) in columns.items() if has]
+    pq.write_table(table, path, use_dictionary=with_dictionary, compression="zstd", write_page_checksum=True)
+    chunks = pq.read_metadata(path).row_group(0)
+    pages = [max(chunks.column(leaf).total_uncompressed_size, 4 * len(table)) for leaf in range(len(columns))]
+    decoded = sum(pages) + sum(len(text.encode()) for name in with_dictionary for text in columns[name][0] if text)
+    with pytest.MonkeyPatch.context() as patch, open_parquet(path) as file:
+        patch.setattr(parquet, "MAX_DECODED_BYTES", decoded + room)
+        if room >= 0:
+            file.check(0, columns)
+            return
+        with pytest.raises(ValueError, match=r"\d+ bytes once decoded; the limit is"):
+            file.check(0, columns)
+
+
+def test_no_dictionary_is_looked_up_without_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither where the bounds are harmless, nor where the pages alone are too much: then nothing is decoded."""
+    path = texts_of(tmp_path / "texts.parquet", "x" * 100, lists=False)
+    monkeypatch.delattr(CheckedParquet, "_looked_up_bytes")
+    with open_parquet(path) as file:
+        file.check(0, ["a"])
+        monkeypatch.setattr(parquet, "MAX_DECODED_BYTES", 4 * (1 << 12) - 1)
+        with pytest.raises(ValueError, match="bytes once decoded; the limit is"):
+            file.check(0, ["a"])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from models.outputs import plain
 from models.runs import Runs
-from models.writers import Open, table
+from models.writers import Open, ids, table
 
 from rollgen.errors import ResumeRefused, UsageError
 from rollgen.format.manifest import read_manifest
@@ -37,6 +37,16 @@ def test_planless_is_continued(runs: Runs, planless: Open) -> None:
     # 63 bits of sha256("a") = ca978112ca1bbdca...: the first 8 bytes shifted right by one bit.
     assert rows[0]["prompt_index"] == id_number("a") == 0xCA978112CA1BBDCA >> 1
     assert len(read_manifest(runs.out).attempts) == 2
+
+
+def test_many_short_samples(planless: Open, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some 100 kB in all. 200 times what a dictionary holds is up to 800 kB, 200 times all of them twice as much."""
+    monkeypatch.setattr("rollgen.format.parquet.MAX_DECODED_BYTES", 1_000_000)
+    with planless() as writer:
+        for number in range(200):
+            request = writer.request(f"p{number}", [1], prompt=f"What is {number}?", metadata={"answer": number})
+            writer.add(request, plain(request))
+    assert len(ids(runs.out)) == 200
 
 
 def test_given_numbers_are_kept(runs: Runs, planless: Open) -> None:
