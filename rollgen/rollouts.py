@@ -27,6 +27,8 @@ REWARD = "reward"
 """What a scoring function gives each sample: its name in a mapping, and as a column; further ones are the scorer's."""
 LARGEST_REWARD = 3.4028234663852886e38
 """The largest float32, the largest magnitude of a reward: trainers compute in float32."""
+TEXTS = ("prompt_id", "stop_reason", "text", "prompt", "metadata")
+"""What a completion has of texts that may be long."""
 OVERHEAD_BYTES = 2048
 """Of one completion's Python objects and short texts, about."""
 
@@ -143,8 +145,8 @@ class Completion:
 
 
 def text_length(completion: Completion) -> int:
-    """Characters of its texts."""
-    length = sum(len(text or "") for text in (completion.text, completion.prompt, completion.metadata))
+    """Characters of its texts: TEXTS and weight versions."""
+    length = sum(len(getattr(completion, name) or "") for name in TEXTS)
     return length if completion.weight_versions is None else length + sum(map(len, completion.weight_versions.versions))
 
 

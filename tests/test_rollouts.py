@@ -88,10 +88,11 @@ def test_nbytes_counts_every_array(make_completion: Callable[..., Completion]) -
 
 
 def test_texts_of_a_completion(make_completion: Callable[..., Completion]) -> None:
-    """What the engine calls its weights is text of the row as well."""
-    completion = make_completion(text="ab", prompt="c", metadata=None)
-    assert text_length(completion) == 3
-    assert text_length(replace(completion, weight_versions=WeightVersions(("x", "yz"), (0, 1)))) == 6
+    """What the engine calls its weights is text of the row as well, and so are its id and what stopped it."""
+    completion = make_completion(text="ab", prompt="c", metadata=None, prompt_id="p")
+    assert text_length(completion) == 4
+    assert text_length(replace(completion, stop_reason='"."')) == 7
+    assert text_length(replace(completion, weight_versions=WeightVersions(("x", "yz"), (0, 1)))) == 7
 
 
 def test_nouns_are_frozen(make_prompt: Callable[..., Prompt], make_completion: Callable[..., Completion]) -> None:

@@ -5,7 +5,8 @@
 
 What is changed of a row, if anything, is one function of a whole row group, so that the comparison is with what it
 gives. Rows are taken in the order of the old row groups, as many at once as fill CACHE_BYTES there: each is decoded
-once for them, wherever they lie. Memory is some three times that, however short the rows: few tables hold them all.
+once for them, wherever they lie. Memory is some three times that, however short the rows, for few tables hold them all;
+five times, where row groups are as large themselves.
 """
 
 from __future__ import annotations
@@ -69,8 +70,8 @@ def _row_groups(index: Index, rows: Int64Array, schema: pa.Schema, change: Chang
             for piece, is_last in _cut(gathered, filling):
                 pieces.append(piece)
                 if is_last:
-                    yield pa.concat_tables(pieces).combine_chunks()
-                    pieces = []
+                    pieces = [pa.concat_tables(pieces).combine_chunks()]
+                    yield pieces.pop()  # not to be held here as well
     if pieces:
         yield pa.concat_tables(pieces).combine_chunks()
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from itertools import chain
+from operator import add, ge
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +26,7 @@ from rollgen.format.schema import (
     TOKEN_LIST,
     VERSION_LIST,
 )
-from rollgen.rollouts import Completion, WeightVersions, expert_ids, text_length
+from rollgen.rollouts import TEXTS, Completion, WeightVersions, expert_ids, text_length
 
 MAX_ROW_GROUP_IDS = 1 << 26
 """Mask ids after which a row group is closed too, far below the 2^31 - 1 that list offsets can address."""
@@ -33,55 +34,62 @@ MAX_ROW_GROUP_CHARACTERS = 1 << 26
 """Of texts, after which it is closed as well: prompts of a megabyte with answers of one token fill no row group."""
 MAX_ROW_GROUP_EXPERT_IDS = 1 << 26
 """And numbers of experts, which prompts have too."""
+MAX_ROW_GROUP_PROMPT_TOKENS = 1 << 26
+"""And of prompts, which answers of a few tokens may share, but each row stores."""
 
 
 class RowSize(NamedTuple):
     """What a row adds to its row group."""
 
-    tokens: int
+    tokens: int = 0
     """Generated ones."""
-    ids: int
+    ids: int = 0
     """Over all its supports."""
-    characters: int
+    characters: int = 0
     """Of its texts."""
-    expert_ids: int
+    expert_ids: int = 0
+    prompt_tokens: int = 0
 
 
 class RowGroupFilling:
     """How full a row group is, and after it the next one, while a shard is made row by row."""
 
     def __init__(self) -> None:
-        self._tokens = self._ids = self._characters = self._expert_ids = 0
+        self._filled = RowSize()
 
     def is_closed_by(self, row: RowSize) -> bool:
         """Count the next row. True if it fills the row group: the one after it begins another."""
-        self._tokens += row.tokens
-        self._ids += row.ids
-        self._characters += row.characters
-        self._expert_ids += row.expert_ids
-        closed = (
-            self._tokens >= ROW_GROUP_TOKENS
-            or self._ids >= MAX_ROW_GROUP_IDS
-            or self._characters >= MAX_ROW_GROUP_CHARACTERS
-            or self._expert_ids >= MAX_ROW_GROUP_EXPERT_IDS
-        )
+        self._filled = RowSize._make(map(add, self._filled, row))
+        closed = any(map(ge, self._filled, _full()))
         if closed:
-            self._tokens = self._ids = self._characters = self._expert_ids = 0
+            self._filled = RowSize()
         return closed
+
+
+def _full() -> RowSize:
+    """What closes a row group, whichever is reached first."""
+    return RowSize(
+        tokens=ROW_GROUP_TOKENS,
+        ids=MAX_ROW_GROUP_IDS,
+        characters=MAX_ROW_GROUP_CHARACTERS,
+        expert_ids=MAX_ROW_GROUP_EXPERT_IDS,
+        prompt_tokens=MAX_ROW_GROUP_PROMPT_TOKENS,
+    )
 
 
 def stored_sizes(table: pa.Table) -> Iterator[RowSize]:
     """Of each row of a table with all columns."""
     masks = nested_ragged(table["sampling_mask"])
     ids = np.diff(masks.offsets[masks.row_offsets])
-    texts = [pc.fill_null(pc.utf8_length(table[name]), 0).to_numpy() for name in ("text", "prompt", "metadata")]
+    texts = [pc.fill_null(pc.utf8_length(table[name]), 0).to_numpy() for name in TEXTS]
     if "weight_versions" in table.column_names:
         texts.append(_characters_of_lists(table["weight_versions"]))
     characters = np.sum(texts, axis=0, dtype=np.int64)
     experts = np.zeros(len(table), np.int64)
     if "routed_experts" in table.column_names:
         experts = pc.list_value_length(table["routed_experts"]).to_numpy()
-    columns = (table["response_length"].to_numpy(), ids, characters, experts)
+    tokens, prompt_tokens = (table[name].to_numpy() for name in ("response_length", "prompt_length"))
+    columns = (tokens, ids, characters, experts, prompt_tokens)
     return map(RowSize._make, zip(*(column.tolist() for column in columns), strict=True))
 
 
@@ -98,7 +106,11 @@ def split_row_groups(completions: Sequence[Completion]) -> Iterator[Sequence[Com
     filling, start = RowGroupFilling(), 0
     for position, completion in enumerate(completions, 1):
         size = RowSize(
-            len(completion.token_ids), len(completion.mask_ids), text_length(completion), expert_ids(completion)
+            tokens=len(completion.token_ids),
+            ids=len(completion.mask_ids),
+            characters=text_length(completion),
+            expert_ids=expert_ids(completion),
+            prompt_tokens=len(completion.prompt_token_ids),
         )
         if filling.is_closed_by(size):
             yield completions[start:position]

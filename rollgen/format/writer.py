@@ -80,6 +80,7 @@ def write_parquet(path: Path, row_groups: Iterable[pa.Table], schema: pa.Schema)
     ):
         for table in row_groups:
             writer.write_table(table, row_group_size=table.num_rows)
+            del table  # before the next one is made
 
 
 class ShardPlace(Protocol):

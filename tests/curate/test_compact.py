@@ -179,8 +179,10 @@ def test_what_is_done_and_what_is_said(split: Path, read_shards: ReadShards) -> 
         ("ROW_GROUP_TOKENS", 20, {}, [3, 3, 2]),
         ("MAX_ROW_GROUP_IDS", 16, {"largest": 1}, [2, 2, 2, 2]),
         ("MAX_ROW_GROUP_CHARACTERS", 3 << 20, {"prompt": "é" * (1 << 20), "text": "", "metadata": None}, [3, 3, 2]),
+        ("MAX_ROW_GROUP_CHARACTERS", 3000, {"stop_reason": "." * 950}, [4, 4]),
+        ("MAX_ROW_GROUP_PROMPT_TOKENS", 4, {}, [3, 2, 2, 1]),
     ],
-    ids=["tokens", "ids", "characters"],
+    ids=["tokens", "ids", "characters", "characters of stop reasons", "tokens of prompts"],
 )
 def test_row_groups_are_those_of_a_writer(
     tmp_path: Path,
@@ -193,9 +195,10 @@ def test_row_groups_are_those_of_a_writer(
     changes: dict[str, Any],
     groups: list[int],
 ) -> None:
-    """Eight rows of 8 tokens, 8 supports of one id, or 2^20 characters, from row groups of one row and of all.
+    """Eight rows of 8 tokens, 8 supports of one id, 2^20 characters, or 1 to 4 tokens of their four prompts.
 
-    The row that reaches the limit is the last one, whatever runs the old row groups are read in.
+    From row groups of one row and of all. The row that reaches the limit is the last one, whatever runs the old row
+    groups are read in.
     """
     rows = [make_completion(prompt, sample, **changes) for prompt in range(4) for sample in range(2)]
     directory = store(tmp_path / "run", make_manifest(), [rows[5:]])

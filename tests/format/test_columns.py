@@ -79,13 +79,16 @@ def test_weights_and_experts_round_trip(tmp_path: Path, make_completion: MakeCom
 
 def test_new_and_stored_rows_have_the_same_size(make_completion: MakeCompletion) -> None:
     """So a compaction cuts row groups where the writer would: versions are texts, and experts are counted."""
-    rows = [make_completion(k, 0, tokens=4, extras=k % 2 == 0) for k in range(4)]
+    rows = [make_completion(k, 0, tokens=4, extras=k % 2 == 0, stop_reason=[None, '"."'][k // 2]) for k in range(4)]
     with_extras, without = rows[::2], rows[1::2]
     sizes = [
         *stored_sizes(build_table(with_extras, WITH_EXTRAS)),
         *stored_sizes(build_table(without, shard_schema(support_logprobs=False))),
     ]
-    assert sizes == [(4, len(row.mask_ids), text_length(row), expert_ids(row)) for row in (*with_extras, *without)]
+    assert sizes == [
+        (4, len(row.mask_ids), text_length(row), expert_ids(row), len(row.prompt_token_ids))
+        for row in (*with_extras, *without)
+    ]
     # Prompts 0 and 2 have 1 and 3 tokens: 4 and 6 positions of 3 layers with 2 experts each.
     assert [size.expert_ids for size in sizes] == [24, 36, 0, 0]
 
@@ -94,6 +97,23 @@ def test_a_row_group_is_closed_by_experts_too(make_completion: MakeCompletion, m
     """24 numbers a row: the second one passes a bound of 30."""
     rows = [make_completion(0, k, tokens=4, extras=True) for k in range(5)]
     monkeypatch.setattr(columns, "MAX_ROW_GROUP_EXPERT_IDS", 30)
+    assert [len(group) for group in split_row_groups(rows)] == [2, 2, 1]
+
+
+@pytest.mark.parametrize("name", ["prompt_id", "stop_reason", "text", "prompt", "metadata"])
+def test_a_row_group_is_closed_by_texts(
+    make_completion: MakeCompletion, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Whichever it is: ids and stop strings may be as long as a row of the input."""
+    rows = [make_completion(0, k, tokens=4, **{name: "é" * 1000}) for k in range(5)]
+    monkeypatch.setattr(columns, "MAX_ROW_GROUP_CHARACTERS", 2000)
+    assert [len(group) for group in split_row_groups(rows)] == [2, 2, 1]
+
+
+def test_a_row_group_is_closed_by_prompts_too(make_completion: MakeCompletion, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples of prompts of 4 tokens: the second one reaches a bound of 8."""
+    rows = [make_completion(3, k, tokens=1) for k in range(5)]
+    monkeypatch.setattr(columns, "MAX_ROW_GROUP_PROMPT_TOKENS", 8)
     assert [len(group) for group in split_row_groups(rows)] == [2, 2, 1]
 
 

@@ -287,7 +287,7 @@ def test_agrees_with_a_plain_loop(masks: list[list[int]], data: st.DataObject) -
     ("limit", "expected"),
     [
         ("MAX_IDS", "5 support ids, more than the 4 of a row"),
-        ("MAX_CHARACTERS", "6 characters of text, more than the 4"),
+        ("MAX_CHARACTERS", "7 characters of text, more than the 4"),
     ],
 )
 def test_more_than_a_row_may_hold(monkeypatch: pytest.MonkeyPatch, limit: str, expected: str) -> None:
