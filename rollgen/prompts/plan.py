@@ -111,17 +111,17 @@ class Plan:
                 first += rows
 
     def prompt_ids(self, indices: npt.NDArray[np.int64]) -> pa.Array:
-        """The ids of the prompts with these numbers; reads only the row groups that hold them."""
-        needed = np.unique(indices)
-        parts, starts, first = [], [], 0
+        """large_string [N], the ids of the prompts with these numbers; reads only the row groups that hold them."""
+        needed, places = np.unique(indices, return_inverse=True)
+        ids, first = [pa.array([], pa.large_string())], 0
         with _open(self.path) as file:
             for group, rows in enumerate(file.row_counts):
-                if np.searchsorted(needed, first) != np.searchsorted(needed, first + rows):
-                    parts.append(_read_group(self.path, file, group, ["prompt_id"]).column("prompt_id"))
-                    starts.append(np.arange(first, first + rows))
+                start, end = np.searchsorted(needed, [first, first + rows])
+                if start != end:
+                    column = _read_group(self.path, file, group, ["prompt_id"]).column("prompt_id")
+                    ids.append(column.take(pa.array(needed[start:end] - first)).cast(pa.large_string()))
                 first += rows
-        places = np.searchsorted(np.concatenate(starts), indices)
-        return pa.concat_arrays(parts).take(pa.array(places))
+        return pa.concat_arrays(ids).take(pa.array(places))
 
     def group_starts(self) -> npt.NDArray[np.int64]:
         """int64 [row groups + 1]: the number of the first prompt of each, and that of all prompts."""

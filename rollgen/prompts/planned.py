@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from rollgen.format.keys import Keys
 from rollgen.format.manifest import read_manifest
+from rollgen.format.ragged import ragged
 from rollgen.format.retries import RetryList, read_retries
 from rollgen.format.row_groups import RowGroupCache
 from rollgen.format.schema import PLAN_FILE
@@ -31,9 +32,9 @@ if TYPE_CHECKING:
 
 _COMPARED: Final = ("prompt_id", "prompt_token_ids", "prompt", "metadata")
 _SAMPLING: Final = ("temperature", "top_p", "min_p", "top_k")
+_NUMBERS: Final = (*_SAMPLING, "max_tokens", "seed")
 
-
-CHECKED: Final = (*Keys._fields, *_COMPARED, *_SAMPLING, "max_tokens", "seed")
+CHECKED: Final = (*Keys._fields, *_COMPARED, *_NUMBERS)
 """Columns that `Planned.check` needs."""
 
 
@@ -112,9 +113,8 @@ class Planned:
         return np.where(found, places, -1)
 
     def _check_known(self, table: pa.Table, keys: Keys) -> Iterator[Mismatch]:
-        planned = self._rows(keys.prompt_index)
-        for name in _COMPARED:
-            bad = _differ(table[name], planned[name])
+        differ, planned = self._compare(table.select(_COMPARED), keys.prompt_index)
+        for name, bad in differ.items():
             if bad.any():
                 yield Mismatch("mismatch", bad, f"{name} is not the plan's")
         for name in _SAMPLING:
@@ -142,14 +142,23 @@ class Planned:
                 wanted[rows] = self.retries[generation - 1].max_tokens[self._places(generation, keys.take(rows))]
         return wanted
 
-    def _rows(self, prompt_index: Int64Array) -> pa.Table:
-        """The plan's rows of these prompts."""
+    def _compare(self, stored: pa.Table, prompt_index: Int64Array) -> tuple[dict[str, Bools], pa.Table]:
+        """Which values of these columns are not the plan's, and what else it says of these prompts, in numbers.
+
+        One row group of the plan after the other: the prompts may lie far apart, and their texts be of any length.
+        """
         groups = np.searchsorted(self._starts, prompt_index, side="right") - 1
-        needed = np.unique(groups)
-        table = pa.concat_tables([self._groups[group] for group in needed.tolist()])
-        starts = np.concatenate([[0], np.cumsum(np.diff(self._starts)[needed])])[:-1]
-        at = np.searchsorted(needed, groups)
-        return table.take(prompt_index - self._starts[groups] + starts[at])
+        order = np.argsort(groups, kind="stable")
+        needed, first = np.unique(groups[order], return_index=True)
+        differ = {name: np.zeros(len(stored), np.bool_) for name in stored.column_names}
+        numbers = []
+        for group, rows in zip(needed.tolist(), np.split(order, first[1:]), strict=True):
+            planned, places = self._groups[group], prompt_index[rows] - self._starts[group]
+            part = stored.take(pa.array(rows))
+            for name, bad in differ.items():
+                bad[rows] = _differ(part[name], planned[name], places)
+            numbers.append(planned.select(_NUMBERS).take(pa.array(places)))
+        return differ, pa.concat_tables(numbers).take(pa.array(np.argsort(order)))
 
 
 def planless_numbers(prompt_ids: pa.ChunkedArray, runs: pa.ChunkedArray | None = None) -> Int64Array:
@@ -190,13 +199,27 @@ def _check_seeds(table: pa.Table, seeds: Sequence[int]) -> Iterator[Mismatch]:
         yield Mismatch("seed", bad, f"the seed is not {wanted[bad.argmax()]}, the hash that the plan's seed gives")
 
 
-def _differ(stored: pa.ChunkedArray, planned: pa.ChunkedArray) -> Bools:
-    """bool [N]: rows with other values, of texts or of lists of numbers."""
-    if stored.equals(planned):
-        return np.zeros(len(stored), np.bool_)
+def _differ(stored: pa.ChunkedArray, planned: pa.ChunkedArray, places: Int64Array) -> Bools:
+    """bool [N]: which values, texts or lists of numbers, are not those of the plan at these places.
+
+    Only where lengths are the same is any of it taken for each row: so that is no more than there is in the rows.
+    """
+    lengths = _lengths(stored)
+    differ: Bools = lengths != _lengths(planned)[places]
+    alike = np.flatnonzero(~differ)
+    one, other = stored.take(pa.array(alike)), planned.take(pa.array(places[alike]))
+    if one.equals(other):
+        return differ
     if pa.types.is_list(stored.type):
-        pairs = zip(stored, planned, strict=True)
-        return np.array([one.values is None or not one.values.equals(other.values) for one, other in pairs], np.bool_)
-    same = pc.fill_null(pc.equal(stored, planned), False).to_numpy(zero_copy_only=False)
-    differ: Bools = ~(same | (stored.is_null().to_numpy() & planned.is_null().to_numpy()))
+        unequal = ragged(one).values != ragged(other).values
+        differ[np.repeat(alike, np.maximum(lengths[alike], 0))[unequal]] = True
+    else:
+        differ[alike] = pc.fill_null(pc.not_equal(one, other), False).to_numpy()  # null only where both are
     return differ
+
+
+def _lengths(column: pa.ChunkedArray) -> Int64Array:
+    """int64 [N], of texts in bytes, of lists in values; -1 where it is null."""
+    count = pc.list_value_length if pa.types.is_list(column.type) else pc.binary_length
+    lengths: Int64Array = pc.fill_null(count(column), -1).to_numpy().astype(np.int64)
+    return lengths

@@ -49,6 +49,14 @@ def test_rows_come_back_as_they_were(tmp_path):
     assert next(iter(plan)).token_ids.dtype == np.int32
 
 
+@pytest.mark.parametrize("indices", [[], [7], [0, 1, 2], [6, 0, 6, 3, 3, 7, 0]], ids=str)
+def test_ids_of_some_prompts(tmp_path, indices):
+    """In the order asked for, and as often; of any length, so with offsets of 64 bits."""
+    ids = write(tmp_path / "plan.parquet", [prompt(index) for index in range(8)]).prompt_ids(np.array(indices, int))
+    assert ids.type == pa.large_string()
+    assert ids.to_pylist() == [f"p{index}" for index in indices]
+
+
 def test_counts(tmp_path):
     """n is 1, 2, 3, 1: sample 0 of prompt 3 is number 6 of 7; a tombstone keeps its samples."""
     plan = write(

@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 from rollgen.format.columns import build_table
 from rollgen.format.keys import Keys
 from rollgen.format.retries import RetryList
-from rollgen.format.schema import shard_schema
+from rollgen.format.row_groups import RowGroupCache
+from rollgen.format.schema import TOKEN_LIST, shard_schema
 from rollgen.prompts.plan import Plan, PlanWriter
-from rollgen.prompts.planned import Planned, check_planless
+from rollgen.prompts.planned import Planned, _differ, check_planless
 from rollgen.rollouts import Completion, Prompt, Sampling, sample_seed
 from rollgen.verify.rows import Violation
 
@@ -221,6 +222,58 @@ def test_a_value_of_the_plan_that_no_row_can_hold(tmp_path: Path, make_prompt: M
         writer.write([replace(prompt, sampling=replace(prompt.sampling, temperature=1e300))])
     (violation,) = problems(Planned(Plan(tmp_path / "huge.parquet"), []), [row(0)])
     assert violation.problem == "temperature is 0.75, the plan says 1e+300"
+
+
+def test_one_row_group_of_the_plan_is_held_at_a_time(
+    tmp_path: Path, make_prompt: MakePrompt, row: Callable[..., Completion]
+) -> None:
+    """Rows of a part lie apart: here one in each of 64 row groups of a megabyte, which are ten prompts."""
+    text = "x" * 100_000
+    with PlanWriter(tmp_path / "long.parquet") as writer:
+        for first in range(0, 640, 10):
+            writer.write([make_prompt(first + each, prompt=text) for each in range(10)])
+    planned = Planned(Plan(tmp_path / "long.parquet"), [])
+    planned._groups = RowGroupCache(planned.plan.group, max_bytes=1)
+    table = build_table([row(prompt, prompt=text) for prompt in range(630, -1, -10)], SCHEMA)
+    usual, counting = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
+    pa.set_memory_pool(counting)
+    try:
+        assert list(planned.check(table)) == []
+    finally:
+        pa.set_memory_pool(usual)
+    assert 1 << 20 < counting.max_memory() < 16 << 20  # 64 MB, were all of them held
+
+
+def test_a_long_prompt_that_many_rows_were_to_have(
+    tmp_path: Path, make_prompt: MakePrompt, row: Callable[..., Completion]
+) -> None:
+    """2,200 rows that say nothing of a megabyte: more than Arrow has in one text column, were it taken for each."""
+    with PlanWriter(tmp_path / "long.parquet") as writer:
+        writer.write([make_prompt(0, n=2200, prompt="x" * 1_000_000)])
+    planned = Planned(Plan(tmp_path / "long.parquet"), [])
+    assert check(planned, [row(0, sample, prompt="y") for sample in range(2200)]) == [("mismatch", 0, 2200)]
+
+
+texts = st.none() | st.sampled_from(["", "a", "b", "é", "aa"])
+
+
+@given(st.lists(st.tuples(texts, texts), min_size=1, max_size=8))
+def test_texts_differ_as_in_plain_python(pairs: list[tuple[str | None, str | None]]) -> None:
+    """Null is no empty text, and bytes as many are not the same."""
+    stored, planned = (pa.chunked_array([pa.array(side, pa.string())]) for side in zip(*pairs, strict=True))
+    expected = [one != other for one, other in pairs]
+    assert _differ(stored, planned, np.arange(len(pairs))).tolist() == expected
+    assert _differ(stored, planned[::-1], np.arange(len(pairs))[::-1]).tolist() == expected
+
+
+lists = st.lists(st.integers(0, 2), max_size=3)
+
+
+@given(st.lists(st.tuples(lists, lists), min_size=1, max_size=8))
+def test_lists_differ_as_in_plain_python(pairs: list[tuple[list[int], list[int]]]) -> None:
+    """Lists of token ids, empty ones among them."""
+    stored, planned = (pa.chunked_array([pa.array(side, TOKEN_LIST)]) for side in zip(*pairs, strict=True))
+    assert _differ(stored, planned, np.arange(len(pairs))).tolist() == [one != other for one, other in pairs]
 
 
 keys_of_rows = st.lists(st.tuples(st.integers(-1, 8), st.integers(-1, 4), st.integers(-1, 4)), max_size=12)
