@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 
 from rollgen.errors import DatasetError, MissingFile, Unreadable, UsageError
 from rollgen.format.keys import Keys
-from rollgen.format.reader import ShardReader, StoredDataset, StoredShard, open_dataset, read_columns, read_row_group
+from rollgen.format.reader import ShardReader, StoredDataset, StoredShard, open_dataset, read_row_group
 from rollgen.format.retries import read_retries
 from rollgen.format.schema import shard_schema
 from rollgen.loader.filter import columns_of_filter, passing
@@ -376,12 +376,8 @@ class _Reader:
     def _read(self, number: int, stored: StoredShard, open: Callable[[], ShardReader]) -> None:
         try:
             with open() as shard:
-                rows = shard.row_group_rows
-                if self._skips:
-                    for group, count in enumerate(rows):
-                        self._try(shard, number, group, count)
-                else:
-                    self._add(read_columns(shard, [*self._names, *self._filtered]), number, range(len(rows)), rows)
+                for group, count in enumerate(shard.row_group_rows):
+                    self._read_group(shard, number, group, count)
         except (MissingFile, Unreadable):  # no damage
             raise
         except DatasetError as error:
@@ -389,15 +385,17 @@ class _Reader:
                 raise
             self._lose(stored.place, stored.line.rows if stored.line else 0, error)
 
-    def _try(self, shard: ShardReader, number: int, group: int, rows: int) -> None:
+    def _read_group(self, shard: ShardReader, number: int, group: int, rows: int) -> None:
         try:
             table = read_row_group(shard, group, [*self._names, *self._filtered], use_threads=False)
         except Unreadable:
             raise
         except DatasetError as error:
+            if not self._skips:
+                raise
             self._lose(f"{shard.place}: row group {group}", rows, error)
         else:
-            self._add(table, number, [group], [rows])
+            self._add(table, number, group, rows)
 
     def _lose(self, place: str, samples: int, error: DatasetError) -> None:
         self.losses.append(Loss(place, samples, str(error)))
@@ -411,9 +409,9 @@ class _Reader:
             )
             report_loss(self.losses[-1])
 
-    def _add(self, table: pa.Table, shard: int, groups: Sequence[int], rows: Sequence[int]) -> None:
-        self.groups += [(shard, group) for group in groups]
-        self.group_rows += rows
+    def _add(self, table: pa.Table, shard: int, group: int, rows: int) -> None:
+        self.groups.append((shard, group))
+        self.group_rows.append(rows)
         if self._filter is not None:
             self._kept.append(passing(table, self._filter))
         self._tables.append(table.select(self._names) if self._filtered else table)

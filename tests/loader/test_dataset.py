@@ -256,11 +256,11 @@ def test_generations_are_not_read_without_retries(
     """Opening costs no further column while the manifest has none."""
     asked: list[str] = []
 
-    def read_columns(shard: Any, columns: Any) -> Any:
+    def read_row_group(shard: Any, group: int, columns: Any, **options: Any) -> Any:
         asked.extend(columns)
-        return reader.read_columns(shard, columns)
+        return reader.read_row_group(shard, group, columns, **options)
 
-    monkeypatch.setattr(index_module, "read_columns", read_columns)
+    monkeypatch.setattr(index_module, "read_row_group", read_row_group)
     RolloutDataset(write_shards([[make_completion(0, 0)]]))
     assert "prompt_length" in asked
     assert "generation" not in asked

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 import pytest
+from models.memory import counted
 
 from rollgen.config import digest
 from rollgen.errors import DatasetError, MissingFile, Unreadable, UsageError
@@ -22,7 +23,7 @@ from rollgen.format.manifest import Manifest
 from rollgen.format.retries import RetryList
 from rollgen.loader import RolloutStream
 from rollgen.loader import index as index_module
-from rollgen.loader.index import Index, open_index
+from rollgen.loader.index import Index, OnDamage, open_index
 from rollgen.rollouts import Completion
 
 MakeCompletion = Callable[..., Completion]
@@ -146,14 +147,30 @@ def test_a_filter_reads_its_own_columns_only(three_shards: Path, monkeypatch: py
     """Tokens and supports are a hundred times the rest."""
     asked: list[str] = []
 
-    def read_columns(shard: Any, columns: Any) -> Any:
+    def read_row_group(shard: Any, group: int, columns: Any, **options: Any) -> Any:
         asked.extend(columns)
-        return reader.read_columns(shard, columns)
+        return reader.read_row_group(shard, group, columns, **options)
 
-    monkeypatch.setattr(index_module, "read_columns", read_columns)
+    monkeypatch.setattr(index_module, "read_row_group", read_row_group)
     open_index([three_shards], filter=(pc.field("finish_reason") == "stop") & (pc.field("sample_index") > 0))
     narrow = {"prompt_index", "sample_index", "prompt_length", "response_length", "replayable"}
     assert set(asked) == {*narrow, "finish_reason"}
+
+
+@pytest.mark.parametrize("on_damage", ["raise", "skip"])
+def test_a_filter_holds_one_row_group(
+    write_shards: WriteShards,
+    make_completion: MakeCompletion,
+    monkeypatch: pytest.MonkeyPatch,
+    on_damage: OnDamage,
+) -> None:
+    """Of a wide column: a shard of 64 row groups of a megabyte of text does not lie in memory at once."""
+    monkeypatch.setattr("rollgen.format.columns.ROW_GROUP_TOKENS", 8)
+    directory = write_shards([[make_completion(0, sample, text="x" * 1_000_000) for sample in range(64)]])
+    with counted() as pool:
+        index = open_index([directory], filter=pc.field("text") != "", on_damage=on_damage)
+    assert (len(index), len(index.groups)) == (64, 64)
+    assert 1_000_000 < pool.max_memory() < 16_000_000
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from models.memory import counted
 
 from rollgen.format.columns import build_table
 from rollgen.format.keys import Keys
@@ -235,13 +236,9 @@ def test_one_row_group_of_the_plan_is_held_at_a_time(
     planned = Planned(Plan(tmp_path / "long.parquet"), [])
     planned._groups = RowGroupCache(planned.plan.group, max_bytes=1)
     table = build_table([row(prompt, prompt=text) for prompt in range(630, -1, -10)], SCHEMA)
-    usual, counting = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
-    pa.set_memory_pool(counting)
-    try:
+    with counted() as pool:
         assert list(planned.check(table)) == []
-    finally:
-        pa.set_memory_pool(usual)
-    assert 1 << 20 < counting.max_memory() < 16 << 20  # 64 MB, were all of them held
+    assert 1_000_000 < pool.max_memory() < 16_000_000  # 64 MB, were all of them held
 
 
 def test_a_long_prompt_that_many_rows_were_to_have(
