@@ -40,7 +40,7 @@ from rollgen.format.keys import Keys
 from rollgen.format.manifest import check_format_version
 from rollgen.format.parquet import CheckedParquet, open_parquet, translated
 from rollgen.format.ragged import Ragged, ragged
-from rollgen.format.reader import StoredShard, read_columns
+from rollgen.format.reader import StoredShard, read_row_group
 from rollgen.format.schema import (
     FOOTER_CONFIG_DIGEST,
     FOOTER_FORMAT_VERSION,
@@ -245,11 +245,13 @@ def token_checksums(tokens: Ragged) -> Int64Array:
 
 
 def stored_checksums(shards: Sequence[StoredShard]) -> Int64Array:
-    """`token_checksums` of all rows of these shards, one shard's ids in memory at a time. Raises DatasetError."""
+    """`token_checksums` of all rows of these shards, one row group's ids in memory at a time. Raises DatasetError."""
     checksums = [np.zeros(0, np.int64)]
     for stored in shards:
         with stored.open() as shard:
-            checksums.append(token_checksums(ragged(read_columns(shard, ["token_ids"])["token_ids"])))
+            for group in range(len(shard.row_group_rows)):
+                table = read_row_group(shard, group, ["token_ids"], use_threads=False)
+                checksums.append(token_checksums(ragged(table["token_ids"])))
     return np.concatenate(checksums)
 
 
