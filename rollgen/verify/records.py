@@ -195,7 +195,7 @@ def _plan_problems(plan: Plan, vocab_size: int) -> Iterator[tuple[str, str]]:
         for problem, bad in _batch_problems(batch, vocab_size):
             if bad.any():
                 yield f"row {first + int(bad.argmax())}", problem
-        ids.append(batch.column("prompt_id"))
+        ids.append(batch.column("prompt_id").cast(pa.large_string()))  # together they may pass 2 GiB
         first += batch.num_rows
     prompt_ids = pa.chunked_array(ids)
     if pc.count_distinct(prompt_ids).as_py() != len(prompt_ids):
