@@ -138,7 +138,7 @@ def merge(
     check_size(target, manifest)
     shards = tuple(deal(rows.index.rows, taken, _tokens_of_a_shard(rows, shard_tokens), planned=False))
     tokenizer = choose_tokenizer(sources)
-    writing = _Writing(target, manifest, sources, rows, carried, tokenizer)
+    writing = _Writing(target, manifest, rows, carried, tokenizer)
     lines = None if dry_run else writing.write(shards, clean=clean)
     runs = _merged_runs(manifest, rows, taken)
     return Merged(
@@ -200,7 +200,6 @@ class _Writing:
         self,
         out: Path,
         manifest: Manifest,
-        sources: Sequence[Source],
         rows: SourceRows,
         carried: Sequence[Carried],
         tokenizer: Chosen,
@@ -208,7 +207,6 @@ class _Writing:
         self._out = out
         self._stage = out / STAGE
         self._manifest = manifest
-        self._sources = sources
         self._rows = rows
         self._carried = carried
         self._tokenizer = tokenizer
@@ -229,7 +227,7 @@ class _Writing:
             try:
                 (self._stage / DATA_DIR).mkdir(parents=True)
                 copied = [self._copy(slot, rows) for rows in shards]
-                write_rewards(self._stage, self._manifest.config_digest, self._carried, self._sources, self._rows)
+                write_rewards(self._stage, self._manifest.config_digest, self._carried, self._rows)
                 copy_tokenizer(self._tokenizer, self._stage / TOKENIZER_DIR)
                 with slot.section():
                     on_error.callback(self._take_away)

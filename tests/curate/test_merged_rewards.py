@@ -9,13 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from models.memory import counted
 from models.rewards import SCORER, write_rewards
 
+from rollgen.config import digest
+from rollgen.curate import merged_rewards
 from rollgen.curate.merge import merge
 from rollgen.format.keys import read_rows
-from rollgen.format.manifest import Retry
+from rollgen.format.manifest import PLANLESS, Manifest, Retry
 from rollgen.format.reader import open_dataset
-from rollgen.format.rewards import rewards_in_force, stored_checksums
+from rollgen.format.rewards import list_parts, rewards_in_force, stored_checksums
+from rollgen.prompts.single import id_number
 from rollgen.rollouts import Completion
 
 MakeRun = Callable[..., Path]
@@ -34,8 +38,20 @@ def two(tmp_path: Path, make_run: MakeRun) -> list[Path]:
     return [make_run(tmp_path / name, number) for number, name in enumerate(("base", "step-1"))]
 
 
-def test_rewards_are_carried_over(two: list[Path], tmp_path: Path, read_shards: ReadShards) -> None:
-    """Under the new keys: those of a name that both have by one scorer. A sample without one has none afterwards."""
+@pytest.mark.parametrize(("part_rows", "parts"), [(1 << 18, 1), (5, 4)], ids=["one part", "parts"])
+def test_rewards_are_carried_over(
+    two: list[Path],
+    tmp_path: Path,
+    read_shards: ReadShards,
+    monkeypatch: pytest.MonkeyPatch,
+    part_rows: int,
+    parts: int,
+) -> None:
+    """Under the new keys: those of a name that both have by one scorer. A sample without one has none afterwards.
+
+    Four row groups have 5, 6, 5 and 6 of them.
+    """
+    monkeypatch.setattr("rollgen.curate.merged_rewards._PART_ROWS", part_rows)
 
     def reward(row: dict[str, Any]) -> dict[str, float | None]:
         unscored = (row["prompt_id"], row["sample_index"]) == ("p1", 0)
@@ -51,6 +67,7 @@ def test_rewards_are_carried_over(two: list[Path], tmp_path: Path, read_shards: 
         write_rewards(path, "mixed", lambda row: 1.0, scorer=replace(SCORER, function=function))
     done = merge(two, tmp_path / "out")
     assert (done.rewards, done.rewards_left) == (("correct",), ("mixed", "only_here"))
+    assert len(list_parts(tmp_path / "out", "correct")) == parts
     dataset = open_dataset(tmp_path / "out")
     rewards = rewards_in_force(tmp_path / "out", "correct", dataset.manifest.config_digest, None)
     found = rewards.of(read_rows(dataset.shards).keys, stored_checksums(dataset.shards))
@@ -61,6 +78,39 @@ def test_rewards_are_carried_over(two: list[Path], tmp_path: Path, read_shards: 
     nulls = [[None if math.isnan(value) else value for value in found[name]] for name in ("reward", "style")]
     assert list(zip(*nulls, strict=True)) == wanted
     assert sum(value is None for value, _ in wanted) == 2
+
+
+def test_no_more_ids_are_held_than_those_of_a_part(
+    tmp_path: Path,
+    make_manifest: Callable[..., Manifest],
+    make_completion: MakeCompletion,
+    store: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ids of 100 kB, 64 in all; four in a row group, and twelve in a part, for these pass a megabyte."""
+    sources = []
+    for number in range(2):
+        identity = {PLANLESS: True, "seed": number}
+        rows = [make_completion(row, prompt_id=f"{number} {row} ".ljust(100_000, "x")) for row in range(32)]
+        rows = [replace(row, prompt_index=id_number(row.prompt_id)) for row in rows]
+        manifest = make_manifest(identity=identity, config_digest=digest(identity))
+        with monkeypatch.context() as patch:
+            patch.setattr("rollgen.format.columns.ROW_GROUP_TOKENS", 32)
+            sources.append(store(tmp_path / str(number), manifest, [rows]))
+        write_rewards(sources[-1], "correct", lambda row: 1.0)
+    monkeypatch.setattr(merged_rewards, "_PART_BYTES", 1_000_000)
+    real, peak = merged_rewards.write_rewards, []
+
+    def measured(*given: Any) -> None:
+        with counted() as pool:
+            real(*given)
+        peak.append(pool.max_memory())
+
+    monkeypatch.setattr("rollgen.curate.merge.write_rewards", measured)
+    assert merge(sources, tmp_path / "out").rewards == ("correct",)
+    assert len(list_parts(tmp_path / "out", "correct")) == 6
+    [most] = peak
+    assert 1_000_000 < most < 6_000_000
 
 
 def test_rewards_of_superseded_rows_stay_behind(

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 
 import pyarrow as pa
 
-
 _POOLS: list[pa.MemoryPool] = []
 """All that there were: what was made with one may outlive the test, and is given back to it then."""
 
