@@ -23,6 +23,7 @@ from rollgen.loop.report import RunStats
 from rollgen.loop.work import Work
 
 TICK_SECONDS = 0.5
+_LATE_TICK = 4 * TICK_SECONDS
 MIN_FAILURES = 20
 """Of the default bound: so many samples may fail in the smallest run."""
 
@@ -129,24 +130,29 @@ class Sampler:
 
 
 class _Watchdog:
-    """Tells a slow engine from one that stands still: only a new token is a sign of life of one that has requests."""
+    """Tells a slow engine from one that stands still: only a new token is a sign of life of one that has requests.
+
+    Time in which nobody looked, since this program was stopped or busy, is no silence of the engine.
+    """
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
+        self._looked = 0.0
         self._tokens = -1
-        self._since = 0.0
+        self._silent = 0.0
         self._warned = False
 
     def look(self, tokens: int, *, is_idle: bool) -> str | None:
         """Called every tick with the tokens generated so far. Warns at half the timeout; raises EngineError at it."""
         now = time.monotonic()
+        elapsed, self._looked = now - self._looked, now
         if is_idle or tokens != self._tokens:
-            self._tokens, self._since, self._warned = tokens, now, False
+            self._tokens, self._silent, self._warned = tokens, 0.0, False
             return None
-        silent = now - self._since
-        if silent >= self._timeout:
-            raise EngineError(f"the engine has stalled: no token for {silent:.0f} s (--stall-timeout)")
-        if silent >= self._timeout / 2 and not self._warned:
+        self._silent += min(elapsed, _LATE_TICK)
+        if self._silent >= self._timeout:
+            raise EngineError(f"the engine has stalled: no token for {self._silent:.0f} s (--stall-timeout)")
+        if self._silent >= self._timeout / 2 and not self._warned:
             self._warned = True
-            return f"no token for {silent:.0f} s; the engine counts as stalled after {self._timeout:g} s"
+            return f"no token for {self._silent:.0f} s; the engine counts as stalled after {self._timeout:g} s"
         return None

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from rollgen.errors import ResumeRefused
+from rollgen.format.jsonlines import parse_object
 from rollgen.format.layout import CARD_FILE, OWN_FILES
 from rollgen.format.manifest import MAX_MANIFEST_BYTES
 from rollgen.format.schema import (
@@ -57,14 +58,19 @@ class Mirror:
         """Make the directory hold what the store does, of the `names` in it.
 
         This writer's failures stay where they go on from what is there, and so do logs: an attempt that was killed had
-        not sent the last of them. Shards stay too.
+        not sent the last of them. But failures of a dataset that has been replaced are none of this one. Shards stay.
         """
+        path = self._directory / MANIFEST_FILE
+        before = _created_at(path.read_bytes()) if path.exists() else None
+        self._pull_manifest()
+        if before is not None and before != _created_at(self._manifest or b"{}"):
+            (self._directory / self._failures).unlink(missing_ok=True)
         wanted = {name for name in names if _matches(name, _PULLED)}
+        kept = (MANIFEST_FILE, f"{DATA_DIR}/part-*", f"{LOGS_DIR}/*", self._failures)
         for name in [*self._local((*OWN_FILES, ".tmp-*"))]:
-            if name not in wanted and not _matches(name, (f"{DATA_DIR}/part-*", f"{LOGS_DIR}/*", self._failures)):
+            if name not in wanted and not _matches(name, kept):
                 (self._directory / name).unlink(missing_ok=True)
         self._fetch(name for name in wanted if not (name in self._known and _matches(name, (_UNCHANGING,))))
-        self._pull_manifest()
 
     def pull_shared(self) -> None:
         """The same for the manifest and what it vouches for, if it has changed, for new commits, and for the card."""
@@ -154,6 +160,14 @@ class Mirror:
             for path in sorted(self._directory.glob(pattern)):
                 below = path.rglob("*") if path.is_dir() else (path,)
                 yield from (str(file.relative_to(self._directory)) for file in below if file.is_file())
+
+
+def _created_at(manifest: bytes) -> object:
+    """Which dataset it is of. None of one that is damaged: who reads it tells that."""
+    try:
+        return parse_object(manifest).get("created_at")
+    except ValueError:
+        return None
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:

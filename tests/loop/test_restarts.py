@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
+from types import SimpleNamespace
 
 import pytest
 from models.fake_engine import FakeEngine
@@ -12,6 +13,7 @@ from models.runs import Runs, keys
 from rollgen.engines.base import RequestError, SampleRequest
 from rollgen.errors import EngineError, TooManyFailures, UnfitEngine
 from rollgen.format.failures import read_failures
+from rollgen.loop.sampling import _Watchdog
 
 
 @pytest.fixture(autouse=True)
@@ -160,3 +162,19 @@ def test_a_few_failures_do_not(runs: Runs) -> None:
 
     stats = runs(FakeEngine(before=fails), max_failures=3)
     assert (stats.stored, stats.failed, stats.exit_code) == (7, 3, 3)
+
+
+def test_time_in_which_nobody_looked_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that was stopped for hours finds its engines as they were: they have some time to go on."""
+    now = 1000.0
+    monkeypatch.setattr("rollgen.loop.sampling.time", SimpleNamespace(monotonic=lambda: now))
+    watchdog = _Watchdog(10.0)
+    watchdog.look(5, is_idle=False)
+    now += 10_000.0
+    watchdog.look(5, is_idle=False)
+    for _ in range(15):
+        now += 0.5
+        watchdog.look(5, is_idle=False)
+    now += 0.5
+    with pytest.raises(EngineError, match="no token for 10 s"):
+        watchdog.look(5, is_idle=False)

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from rollgen.directory import clean_directory
 from rollgen.errors import ResumeRefused
 from rollgen.format.commit import WHOLE, Holder, Part
+from rollgen.format.failures import FailureLog
 from rollgen.format.journal import JournalLine, read_journal
 from rollgen.format.jsonlines import encode_line
-from rollgen.format.manifest import Manifest
+from rollgen.format.manifest import Manifest, create_manifest
 from rollgen.remote import lease
 from rollgen.remote.lease import Sign
+from rollgen.remote.mirror import Mirror
 from rollgen.remote.objects import ObjectStore
 from rollgen.remote.workspace import Workspace
+
+TIME = "2026-01-02T03:04:05+00:00"
+"""When a run of these tests was made."""
 
 
 def test_cleared(filled: Workspace, store: ObjectStore) -> None:
@@ -102,3 +108,21 @@ def test_others_that_come_later(workspace: Workspace, store: ObjectStore, monkey
     assert workspace.others() == {"s1of2": holder}
     workspace.declare(Holder(WHOLE, "attempt", "another plan"))
     assert workspace.others() == {}
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_failures_that_were_not_sent(
+    store: ObjectStore, tmp_path: Path, make_manifest: Callable[..., Manifest], is_replaced: bool
+) -> None:
+    """Those of a dataset that has been replaced meanwhile do not get into the one that is there now."""
+    (tmp_path / "failures").mkdir()
+    path = tmp_path / "rollgen.json"
+    create_manifest(tmp_path, make_manifest())
+    store.put(path, path.name)
+    FailureLog(tmp_path, "w0").record("p9", 9, 0, "engine", "no")
+    if is_replaced:
+        store.replace(path.name, path.read_bytes().replace(TIME.encode(), b"2026-01-02T03:04:06+00:00"))
+    mirror = Mirror(store, tmp_path, "w0")
+    mirror.pull(store.list())
+    mirror.push_own()
+    assert ("failures/w0.jsonl" in store.list()) is not is_replaced
