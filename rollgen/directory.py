@@ -15,9 +15,10 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from rollgen.errors import ResumeRefused, UsageError
-from rollgen.format.commit import WriterSlot, is_locked, start_section
+from rollgen.format.commit import WriterSlot, start_section
 from rollgen.format.journal import list_shards
 from rollgen.format.layout import OWN_DIRECTORIES, OWN_FILES, OWN_PLACES
+from rollgen.format.locks import is_locked
 from rollgen.format.schema import DATA_DIR, JOURNAL_DIR, MANIFEST_FILE, REWARDS_DIR
 
 

@@ -33,9 +33,10 @@ from rollgen.cluster.replica import Orders, Replica
 from rollgen.cluster.room import REPLICA_CPUS, gpus_per_replica, reserved, room_note, silence_note
 from rollgen.cluster.tasks import Task, cut_tasks
 from rollgen.cluster.waiting import POLL_SECONDS, refuse_if, to_the_end
-from rollgen.errors import EngineError, RollgenError
+from rollgen.errors import EngineError, ResumeRefused, RollgenError
 from rollgen.loop.crew import Job
 from rollgen.loop.sampling import TICK_SECONDS
+from rollgen.loop.stop import is_stopping
 from rollgen.preflight import Preflight
 
 TASKS_AT_ONCE: Final = 3
@@ -93,8 +94,7 @@ class RayCrew:
             try:
                 await self._round(job, books, delivery, tasks)
             finally:
-                for receipt in delivery.untold(tasks, books.received):
-                    books.receive(receipt)
+                _enter_untold(books, delivery, tasks)
             if len(job.owed) == before:
                 raise EngineError(
                     f"{books.last_death or 'Ray has lost what was made'}; {before} samples are owed, and none of them "
@@ -136,6 +136,16 @@ class RayCrew:
             raise books.problem
         if stream.error is not None:
             raise EngineError(f"Ray ended the job: {_one_line(stream.error)}; {CONTINUE}") from stream.error
+
+
+def _enter_untold(books: Books, delivery: Delivery, tasks: Sequence[Task]) -> None:
+    """What a round has stored and not told. Of a run that is to stop, the next attempt finds what cannot be had now."""
+    try:
+        for receipt in delivery.untold(tasks, books.received):
+            books.receive(receipt)
+    except ResumeRefused:
+        if not is_stopping():
+            raise
 
 
 class _Stream(threading.Thread):

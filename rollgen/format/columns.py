@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from itertools import chain
-from operator import add, ge
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,26 +54,25 @@ class RowGroupFilling:
     """How full a row group is, and after it the next one, while a shard is made row by row."""
 
     def __init__(self) -> None:
-        self._filled = RowSize()
+        self._tokens = self._ids = self._characters = self._expert_ids = self._prompt_tokens = 0
 
     def is_closed_by(self, row: RowSize) -> bool:
         """Count the next row. True if it fills the row group: the one after it begins another."""
-        self._filled = RowSize._make(map(add, self._filled, row))
-        closed = any(map(ge, self._filled, _full()))
+        self._tokens += row.tokens
+        self._ids += row.ids
+        self._characters += row.characters
+        self._expert_ids += row.expert_ids
+        self._prompt_tokens += row.prompt_tokens
+        closed = (
+            self._tokens >= ROW_GROUP_TOKENS
+            or self._ids >= MAX_ROW_GROUP_IDS
+            or self._characters >= MAX_ROW_GROUP_CHARACTERS
+            or self._expert_ids >= MAX_ROW_GROUP_EXPERT_IDS
+            or self._prompt_tokens >= MAX_ROW_GROUP_PROMPT_TOKENS
+        )
         if closed:
-            self._filled = RowSize()
+            self._tokens = self._ids = self._characters = self._expert_ids = self._prompt_tokens = 0
         return closed
-
-
-def _full() -> RowSize:
-    """What closes a row group, whichever is reached first."""
-    return RowSize(
-        tokens=ROW_GROUP_TOKENS,
-        ids=MAX_ROW_GROUP_IDS,
-        characters=MAX_ROW_GROUP_CHARACTERS,
-        expert_ids=MAX_ROW_GROUP_EXPERT_IDS,
-        prompt_tokens=MAX_ROW_GROUP_PROMPT_TOKENS,
-    )
 
 
 def stored_sizes(table: pa.Table) -> Iterator[RowSize]:

@@ -23,13 +23,10 @@ which sends both (`Remote`); the numbers of shards, the other writers and the st
 from __future__ import annotations
 
 import errno
-import fcntl
 import itertools
 import json
 import os
 import re
-import time
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -39,7 +36,7 @@ from uuid import uuid4
 
 from rollgen.errors import DatasetError, ResumeRefused, UsageError
 from rollgen.format import replacement
-from rollgen.format.files import check_hard_links, link, open_descriptor, open_regular, refuse_links, remove_leftover
+from rollgen.format.files import check_hard_links, link, open_regular, refuse_links, remove_leftover
 from rollgen.format.journal import (
     JournalLine,
     durable_line,
@@ -50,6 +47,7 @@ from rollgen.format.journal import (
     temporary_name,
 )
 from rollgen.format.jsonlines import append_line, parse_object, truncate_torn_tail
+from rollgen.format.locks import is_locked, open_lock
 from rollgen.format.manifest import fsync_directory
 from rollgen.format.schema import DATA_DIR, JOURNAL_DIR, QUARANTINE_DIR
 
@@ -64,7 +62,6 @@ _RESERVED_NAME = re.compile(rf"s\d+of\d+|{TASK_NAMES}")
 """What looks like the name of a part, and those of tasks."""
 _START_LOCK = "start-section.lock"
 """Not the lock of a writer: no writer's name has a hyphen."""
-_LOCK_SECONDS = 1.0
 _MAX_LOCK_BYTES = 1 << 12
 
 
@@ -120,7 +117,7 @@ class Remote(Protocol):
     next_number: int
     """Of the next commit, and so of the next shard."""
 
-    def section(self, given_up: Callable[[], bool] = lambda: False) -> AbstractContextManager[None]:
+    def section(self, given_up: Callable[[], bool] | None = None) -> AbstractContextManager[None]:
         """The start section of all its writers: plan and manifest are those of the dataset in it, and after it."""
 
     def others(self) -> dict[str, Holder]:
@@ -171,8 +168,8 @@ def is_current(directory: Path, writer: str, attempt: str) -> bool:
 
 
 @contextmanager
-def start_section(directory: Path, given_up: Callable[[], bool] = lambda: False) -> Iterator[None]:
-    """What starting or leaving writers do one after the other. Waits for its turn until `given_up` says so.
+def start_section(directory: Path, given_up: Callable[[], bool] | None = None) -> Iterator[None]:
+    """What starting or leaving writers do one after the other. Waits for its turn, until `given_up` says so.
 
     Whoever holds it knows that no writer comes to life meanwhile. Raises UsageError when the directory cannot be
     written, or must not because of a link, and ResumeRefused when the wait was given up.
@@ -232,7 +229,7 @@ class WriterSlot:
         return self._lock is not None and not self._lock.closed
 
     @contextmanager
-    def section(self, given_up: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    def section(self, given_up: Callable[[], bool] | None = None) -> Iterator[None]:
         """The start section of this dataset (`start_section`), wherever it is."""
         with start_section(self.directory, given_up), self.remote.section(given_up) if self.remote else nullcontext():
             yield
@@ -389,77 +386,6 @@ def writable(path: Path) -> Iterator[None]:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         fix = "make room there" if full else "make it writable, or use another directory (for a dataset, a copy of it)"
         raise UsageError(f"{error.filename or path}: cannot be written: {error.strerror}; {fix}") from None
-
-
-_held: weakref.WeakSet[IO[bytes]] = weakref.WeakSet()
-
-
-def _let_go_in_child() -> None:
-    """A lock lives as long as any copy of its descriptor: a forked engine would hold it after its parent's death."""
-    for file in _held:
-        file.close()
-
-
-os.register_at_fork(after_in_child=_let_go_in_child)
-
-
-def open_lock(path: Path, given_up: Callable[[], bool] = lambda: True) -> IO[bytes] | None:
-    """The lock file, opened and locked; None when another one holds it and we have `given_up`. Raises OSError."""
-    while True:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            descriptor = open_descriptor(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
-        except FileNotFoundError:  # see below
-            continue
-        file = os.fdopen(descriptor, "ab", buffering=0)  # nothing is left to be written when it is closed
-        if not _lock_exclusively(file, given_up):
-            file.close()
-            return None
-        if is_same_file(file, path):
-            _held.add(file)
-            return file
-        file.close()  # a start that came to nothing took its empty directory away while we waited
-
-
-def is_same_file(file: IO[bytes], path: Path) -> bool:
-    """Whether the file that is open here still has this name."""
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
-        return False
-
-
-def _lock_exclusively(file: IO[bytes], given_up: Callable[[], bool]) -> bool:
-    """Whether the lock could be had before that was given up. Not a wait in the kernel, which no thread can leave."""
-    deadline = time.monotonic() + _LOCK_SECONDS  # `live_writers` of another process holds it for an instant
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            is_late = time.monotonic() >= deadline
-        if is_late and given_up():
-            return False
-        time.sleep(0.2 if is_late else 0.02)
-
-
-def is_locked(path: Path) -> bool:
-    """Whether somebody holds this lock. Raises DatasetError for what is no lock."""
-    try:
-        file = open_regular(path)
-    except FileNotFoundError:  # gone since it was listed, or a link to nothing
-        return False
-    except OSError as error:
-        raise DatasetError(
-            f"{path}: cannot be opened, so that nobody can tell whether its writer is alive: {error.strerror}; make it "
-            "readable"
-        ) from None
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        return False
 
 
 def read_holder(directory: Path, writer: str) -> Holder:

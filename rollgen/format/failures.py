@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from rollgen.errors import DatasetError
 from rollgen.format.jsonlines import (
@@ -25,6 +25,8 @@ from rollgen.format.jsonlines import (
 from rollgen.format.schema import FAILURES_DIR
 
 Stage = Literal["input", "engine", "capture", "invariant"]
+_TOMBSTONE: Final = b'"input"'
+"""In the line of a skipped input row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,5 +77,7 @@ def skipped_prompts(directory: Path) -> frozenset[int]:
 
     Raises DatasetError for anything but a regular file.
     """
-    lines = (line for path in line_files(directory / FAILURES_DIR) for _, line in parse_lines(path, Failure))
+    lines = (
+        line for path in line_files(directory / FAILURES_DIR) for _, line in parse_lines(path, Failure, _TOMBSTONE)
+    )
     return frozenset(line.prompt_index for line in lines if line is not None and line.stage == "input")

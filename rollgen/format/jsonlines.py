@@ -77,15 +77,18 @@ def _parser(kind: type[_Line]) -> TypeAdapter[_Line]:
     return TypeAdapter(kind)
 
 
-def parse_lines(path: Path, kind: type[_Line]) -> Iterator[tuple[int, _Line | None]]:
+def parse_lines(path: Path, kind: type[_Line], containing: bytes = b"") -> Iterator[tuple[int, _Line | None]]:
     """The same for those who go on after damage: None for a damaged line, and for one that is too long, the last then.
 
-    Raises DatasetError for anything but a regular file.
+    Only lines `containing` these bytes are parsed and given: most of many can be passed over. Raises DatasetError for
+    anything but a regular file.
     """
     parser = _parser(kind)
     with open_regular(path) as file:
         for number, text in enumerate(iter(partial(file.readline, MAX_LINE_BYTES), b""), 1):
             if text.endswith(b"\n"):
+                if containing not in text:
+                    continue
                 try:
                     parse_object(text)
                     line = parser.validate_json(text, strict=True)

@@ -17,8 +17,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rollgen.errors import DatasetError, ResumeRefused
-from rollgen.format.commit import is_same_file, open_lock, writable
+from rollgen.format.commit import writable
 from rollgen.format.files import check_hard_links, link, new_file, refuse_links, remove_leftover
+from rollgen.format.locks import is_same_file, open_lock
 from rollgen.format.manifest import fsync_directory
 from rollgen.format.parquet import open_parquet
 from rollgen.format.rewards import (

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -30,7 +29,7 @@ from rollgen.format.reader import ShardReader, StoredDataset, StoredShard, open_
 from rollgen.format.retries import read_retries
 from rollgen.format.schema import shard_schema
 from rollgen.loader.filter import columns_of_filter, passing
-from rollgen.loader.places import Place, name_of
+from rollgen.loader.places import Place, identity_of, name_of
 from rollgen.loader.rewards import SampleRewards, with_rewards
 from rollgen.loader.row_groups import columns_of, load_row_group, or_again
 from rollgen.loader.samples import RUN, VERSIONS, Samples, offsets_of
@@ -308,7 +307,7 @@ def _open_datasets(
     if not places:
         raise UsageError("no dataset directory was given")
     paths = [name_of(place) for place in places]
-    resolved = [place.url if isinstance(place, ObjectStore) else os.path.realpath(place) for place in places]
+    resolved = [identity_of(place) for place in places]
     if len(set(resolved)) < len(resolved):
         raise UsageError("the same dataset directory was given twice: its samples would be, too")
     datasets = tuple(

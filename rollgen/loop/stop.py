@@ -6,8 +6,10 @@ import asyncio
 import multiprocessing
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import ExitStack
 from contextvars import ContextVar
 from types import FrameType
 from typing import Any, Self, TypeVar
@@ -62,6 +64,7 @@ class Stop:
         self._told = told
         self._event = asyncio.Event()
         self._before: dict[int, Any] = {}
+        self._wakes = ExitStack()
         self.signal_number = 0
 
     def __enter__(self) -> Self:
@@ -70,19 +73,30 @@ class Stop:
             self._loop = asyncio.get_running_loop()
             hangs_up = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
             for number in (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hangs_up else [])):
-                self._before[number] = signal.getsignal(number)
-                # Wakes the loop, which may just fall asleep when a signal comes, or whose thread may not be the one
-                # that the kernel interrupts.
-                self._loop.add_signal_handler(number, _wake)
-                signal.signal(number, self._arrived)
+                self._before[number] = signal.signal(number, self._arrived)
+            self._wakes = self._wake_on_signals()
         return self
 
     def __exit__(self, *exc: object) -> None:
         _CURRENT.reset(self._token)
+        self._wakes.close()
         for number, handler in self._before.items():
-            self._loop.remove_signal_handler(number)
             if handler is not None:  # None: not installed from Python, so that Python cannot put it back
                 signal.signal(number, handler)
+
+    def _wake_on_signals(self) -> ExitStack:
+        """Have each signal wake the loop until this is closed, whichever thread it interrupts: the loop may just be
+        falling asleep, which no handler of Python's can know."""
+        read, write = socket.socketpair()
+        with ExitStack() as on_error:
+            for end in (read, write):
+                end.setblocking(False)
+                on_error.callback(end.close)
+            self._loop.add_reader(read, read.recv, 4096)
+            on_error.callback(self._loop.remove_reader, read)
+            before = signal.set_wakeup_fd(write.fileno(), warn_on_full_buffer=False)
+            on_error.callback(signal.set_wakeup_fd, before)
+            return on_error.pop_all()
 
     def _arrived(self, number: int, frame: FrameType | None) -> None:
         if self.signal_number and number == signal.SIGHUP:
@@ -123,10 +137,6 @@ class Stop:
             running.exception()  # mostly that it has given up
             raise Interrupted(self.signal_number)
         return running.result()
-
-
-def _wake() -> None:
-    """What a signal has arrived for is Python's handler to say."""
 
 
 def _problem(task: asyncio.Task[Any]) -> BaseException | None:

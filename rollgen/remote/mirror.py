@@ -60,11 +60,7 @@ class Mirror:
         This writer's failures stay where they go on from what is there, and so do logs: an attempt that was killed had
         not sent the last of them. But failures of a dataset that has been replaced are none of this one. Shards stay.
         """
-        path = self._directory / MANIFEST_FILE
-        before = _created_at(path.read_bytes()) if path.exists() else None
         self._pull_manifest()
-        if before is not None and before != _created_at(self._manifest or b"{}"):
-            (self._directory / self._failures).unlink(missing_ok=True)
         wanted = {name for name in names if _matches(name, _PULLED)}
         kept = (MANIFEST_FILE, f"{DATA_DIR}/part-*", f"{LOGS_DIR}/*", self._failures)
         for name in [*self._local((*OWN_FILES, ".tmp-*"))]:
@@ -121,12 +117,16 @@ class Mirror:
     def _pull_manifest(self) -> None:
         """One that is listed and cannot be read is an error, not the lack of one: a new run would take its place."""
         path = self._directory / MANIFEST_FILE
+        before = _created_at(path.read_bytes()) if path.exists() else None
         self._manifest = None
         if self._store.exists(MANIFEST_FILE) or MANIFEST_FILE in self._store.list():
             self._manifest = self._store.read(MANIFEST_FILE, MAX_MANIFEST_BYTES)
-            path.write_bytes(self._manifest)
-        else:
+        if before is not None and before != _created_at(self._manifest or b"{}"):
+            (self._directory / self._failures).unlink(missing_ok=True)  # before its own manifest is gone
+        if self._manifest is None:
             path.unlink(missing_ok=True)
+        else:
+            path.write_bytes(self._manifest)
 
     def _fetch(self, names: Iterable[str]) -> None:
         for_each(self._fetch_one, names)

@@ -173,7 +173,7 @@ class Workspace:
             self._leave()
 
     @contextmanager
-    def section(self, given_up: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    def section(self, given_up: Callable[[], bool] | None = None) -> Iterator[None]:
         """The start section of all writers: what they have changed is here in it, and what is changed in it is sent.
 
         Nothing is sent when the block is left by an exception. Raises ResumeRefused when the wait for it is given up,
@@ -343,9 +343,9 @@ class Workspace:
         return len(plans) == 2 and None not in plans
 
     @contextmanager
-    def _section(self, given_up: Callable[[], bool] = lambda: False) -> Iterator[Lease]:
+    def _section(self, given_up: Callable[[], bool] | None = None) -> Iterator[Lease]:
         lease = Lease(self._store, SECTION_LOCK, Holder(self._part, uuid4().hex), self._watch)
-        lease.acquire(self._note, wait=True, given_up=given_up)
+        lease.acquire(self._note, wait=True, given_up=given_up or (lambda: False))
         try:
             yield lease
         finally:

@@ -10,8 +10,9 @@ from typer.testing import CliRunner
 
 import rollgen
 from rollgen.cli.app import app
-from rollgen.format.commit import WriterSlot, is_locked
+from rollgen.format.commit import WriterSlot
 from rollgen.format.journal import list_shards
+from rollgen.format.locks import is_locked
 from rollgen.inspect import card
 from rollgen.inspect.stats import DatasetStats
 
