@@ -21,7 +21,7 @@ from parquet_bytes import footer_start
 
 from rollgen.config import digest
 from rollgen.format.commit import WriterSlot
-from rollgen.format.journal import file_sha256
+from rollgen.format.journal import file_sha256, read_journal
 from rollgen.format.manifest import create_manifest
 from rollgen.format.schema import PLAN_SCHEMA, parquet_options
 from rollgen.format.writer import ShardWriter
@@ -144,7 +144,7 @@ def write_base(directory: Path) -> Hostile:
     with WriterSlot(directory, WRITER) as slot, ShardWriter(slot, manifest, commit_interval=math.inf) as writer:
         for completion in completions():
             writer.add(replace(completion, replayable=True))  # a loader refuses others without looking further
-    [line] = writer.committed
+    [line] = read_journal(directory).committed.values()
     for lock in (directory / "journal").glob("*.lock"):
         lock.unlink()
     assert line.file == Path(SHARD).name
