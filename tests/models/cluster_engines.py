@@ -91,7 +91,7 @@ def stopped(spec: EngineSpec) -> FakeEngine:
     async def before(request: SampleRequest) -> None:
         await asyncio.sleep(0)
         if _key(request) == POISON and not ray.get_runtime_context().was_current_actor_reconstructed:
-            os.kill(os.getpid(), signal.SIGSTOP)
+            signal.raise_signal(signal.SIGSTOP)
 
     return FakeEngine(window=WINDOW, before=before)
 
