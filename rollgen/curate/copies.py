@@ -18,7 +18,7 @@ import numpy as np
 
 from rollgen.errors import UsageError
 from rollgen.format.ragged import ragged
-from rollgen.format.reader import StoredShard, read_row_group
+from rollgen.format.reader import StoredShard, read_row_groups
 from rollgen.format.rewards import token_checksums
 
 if TYPE_CHECKING:
@@ -79,8 +79,7 @@ def _checksums_of(stored: StoredShard) -> Int64Array:
     """int64 [N]: a checksum of each row's tokens, of the prompt and of the response. One row group in memory."""
     checksums = [np.zeros(0, np.int64)]
     with stored.open() as shard:
-        for group in range(len(shard.row_group_rows)):
-            table = read_row_group(shard, group, ["prompt_token_ids", "token_ids"])
+        for table in read_row_groups(shard, ["prompt_token_ids", "token_ids"]):
             prompt, response = (token_checksums(ragged(column)) for column in table.columns)
             checksums.append((prompt << 32) ^ response)
     return np.concatenate(checksums)

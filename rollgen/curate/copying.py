@@ -25,7 +25,7 @@ from rollgen.format.columns import RowGroupFilling, stored_sizes
 from rollgen.format.commit import WriterSlot
 from rollgen.format.journal import JournalLine
 from rollgen.format.manifest import Manifest
-from rollgen.format.reader import ShardReader, count_mask_ids, open_shard, read_row_group
+from rollgen.format.reader import ShardReader, count_mask_ids, open_shard, read_row_group, read_row_groups
 from rollgen.format.row_groups import CACHE_BYTES, OpenShards
 from rollgen.format.schema import FOOTER_ENGINE
 from rollgen.format.writer import footer_metadata, manifest_schema, write_parquet
@@ -162,8 +162,8 @@ def _difference(table: pa.Table, index: Index, rows: Int64Array, change: Change)
 def _loads(shard: ShardReader) -> Iterator[pa.Table]:
     """Its row groups, verified, as many at once as fill CACHE_BYTES."""
     tables: list[pa.Table] = []
-    for number in range(len(shard.row_group_rows)):
-        tables.append(read_row_group(shard, number))
+    for table in read_row_groups(shard):
+        tables.append(table)
         if sum(table.nbytes for table in tables) >= CACHE_BYTES:
             yield pa.concat_tables(tables)
             tables = []

@@ -24,6 +24,7 @@ from rollgen.format.reader import (
     count_mask_ids,
     open_shard,
     read_row_group,
+    read_row_groups,
     stored_keys,
     verify_shard,
 )
@@ -69,8 +70,7 @@ def _asked(problem: Problem, table: pa.Table) -> str | None:
 def line_of(path: Path, shard: ShardReader) -> JournalLine:
     """The journal line that a crash kept from being written, read back from the shard."""
     tokens = mask_ids = 0
-    for index in range(len(shard.row_group_rows)):
-        table = read_row_group(shard, index, ["response_length", "sampling_mask"])
+    for table in read_row_groups(shard, ["response_length", "sampling_mask"]):
         tokens += int(table["response_length"].to_numpy().sum())
         mask_ids += count_mask_ids(table)
     rows, size = sum(shard.row_group_rows), path.stat().st_size

@@ -40,7 +40,7 @@ from rollgen.format.keys import Keys
 from rollgen.format.manifest import check_format_version
 from rollgen.format.parquet import CheckedParquet, open_parquet, translated
 from rollgen.format.ragged import Ragged, ragged
-from rollgen.format.reader import StoredShard, read_row_group
+from rollgen.format.reader import StoredShard, read_row_groups
 from rollgen.format.schema import (
     FOOTER_CONFIG_DIGEST,
     FOOTER_FORMAT_VERSION,
@@ -249,9 +249,8 @@ def stored_checksums(shards: Sequence[StoredShard]) -> Int64Array:
     checksums = [np.zeros(0, np.int64)]
     for stored in shards:
         with stored.open() as shard:
-            for group in range(len(shard.row_group_rows)):
-                table = read_row_group(shard, group, ["token_ids"], use_threads=False)
-                checksums.append(token_checksums(ragged(table["token_ids"])))
+            tables = read_row_groups(shard, ["token_ids"], use_threads=False)
+            checksums.extend(token_checksums(ragged(table["token_ids"])) for table in tables)
     return np.concatenate(checksums)
 
 

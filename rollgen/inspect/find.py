@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rollgen.errors import UsageError
-from rollgen.format.reader import read_row_group
+from rollgen.format.reader import read_row_group, read_row_groups
 from rollgen.format.schema import PLAN_FILE
 from rollgen.prompts.plan import Plan
 
@@ -236,5 +236,5 @@ def _some_ids(shards: Sequence[StoredShard]) -> pa.Array:
 def _each_id(shards: Sequence[StoredShard]) -> Iterator[str]:
     for shard in shards:
         with shard.open() as reader:
-            for index in range(len(reader.row_group_rows)):
-                yield from read_row_group(reader, index, ["prompt_id"])["prompt_id"].unique().to_pylist()
+            for table in read_row_groups(reader, ["prompt_id"]):
+                yield from table["prompt_id"].unique().to_pylist()

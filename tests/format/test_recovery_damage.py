@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from models.crashes import (
@@ -23,7 +21,7 @@ from models.crashes import (
     planned,
     write_shard,
 )
-from models.damage import flip
+from models.damage import FAILURES_OF_THE_MACHINE, flip
 from models.deaths import contents
 
 from rollgen.config import digest
@@ -137,15 +135,7 @@ def test_a_manifest_that_contradicts_what_was_committed(stored: Stored) -> None:
     assert contents(stored.directory) == before
 
 
-FAILURES = {
-    "disk": OSError(errno.EIO, "Input/output error"),
-    "memory": pa.ArrowMemoryError("malloc of size 1 failed"),
-    "memory of libzstd": OSError("ZSTD decompression failed: Allocation error : not enough memory"),
-    "memory of Python": MemoryError(),
-}
-
-
-@pytest.mark.parametrize("error", FAILURES.values(), ids=FAILURES)
+@pytest.mark.parametrize("error", FAILURES_OF_THE_MACHINE.values(), ids=FAILURES_OF_THE_MACHINE)
 @pytest.mark.parametrize("has_line", [True, False])
 @pytest.mark.parametrize("reads", ["rollgen.format.recovery.file_sha256", "rollgen.format.parquet.CheckedParquet.read"])
 def test_the_machine_fails(

@@ -6,6 +6,7 @@ and 1, prompts 2 and 3, and the samples that a retry made again because they wer
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from collections.abc import Callable
@@ -97,6 +98,14 @@ def with_column(name: str, values: Callable[[list[Any]], list[Any]]) -> Callable
 
 
 GONE = [("quarantined", FIRST)]
+
+FAILURES_OF_THE_MACHINE = {
+    "disk": OSError(errno.EIO, "Input/output error"),
+    "memory": pa.ArrowMemoryError("malloc of size 1 failed"),
+    "memory of libzstd": OSError("ZSTD decompression failed: Allocation error : not enough memory"),
+    "memory of Python": MemoryError(),
+}
+"""What a read may raise that is no damage."""
 
 
 def everything_at_once(out: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
 import json
 import math
@@ -20,6 +19,7 @@ from models.damage import (
     COPY,
     EVERYTHING,
     FAILURES,
+    FAILURES_OF_THE_MACHINE,
     FIRST,
     RETRIED,
     SECOND,
@@ -94,14 +94,6 @@ def test_an_older_copy_of_manifest_and_plan(copy: Runs, rows: dict[Any, dict[str
         (copy.out / name).write_bytes(content)
     assert repair_dataset(copy.out).is_settled
     assert read_rows(copy.out) == rows
-
-
-FAILURES_OF_THE_MACHINE = {
-    "disk": OSError(errno.EIO, "Input/output error"),
-    "memory": pa.ArrowMemoryError("malloc of size 1 failed"),
-    "memory of libzstd": OSError("ZSTD decompression failed: Allocation error : not enough memory"),
-    "memory of Python": MemoryError(),
-}
 
 
 @contextmanager
