@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from types import SimpleNamespace
 
 import pytest
-from models.fake_engine import Before, FakeEngine
+from models.clocks import WatchdogClock
+from models.fake_engine import FakeEngine
 from models.runs import Runs, keys
 
 from rollgen.engines.base import SampleRequest
@@ -22,15 +22,6 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     return iter(())
 
 
-def taking(seconds: float) -> Before:
-    """So long for each request."""
-
-    async def before(request: SampleRequest) -> None:
-        await asyncio.sleep(seconds)
-
-    return before
-
-
 async def dead(request: SampleRequest) -> None:
     """Every request is its end."""
     await asyncio.sleep(0)
@@ -38,9 +29,16 @@ async def dead(request: SampleRequest) -> None:
 
 
 def test_the_faster_one_makes_more(runs: Runs) -> None:
-    """Every sample once; who takes a hundred times as long makes a fraction of them."""
+    """Every sample once; who takes as long for one as the other for twenty makes a fraction of them."""
+
+    async def slow_one(request: SampleRequest) -> None:
+        slow, fast = (engine.asked for engine in runs.engines)
+        until = len(fast) + 20
+        while len(fast) < until and len(slow) + len(fast) < 80:
+            await asyncio.sleep(0)
+
     runs.write_prompts(40)
-    stats = runs([FakeEngine(before=taking(0.2), window=2), FakeEngine(before=taking(0.002), window=2)])
+    stats = runs([FakeEngine(before=slow_one, window=2), FakeEngine(window=2)])
     assert sorted(runs.stored()) == keys(40, 2)
     assert (stats.stored, stats.owed, stats.restarts) == (80, 0, 0)
     slow, fast = (len(engine.asked) for engine in runs.engines)
@@ -57,8 +55,13 @@ def test_few_requests_are_spread(runs: Runs) -> None:
 
 def test_what_a_dead_one_had_is_made_by_the_other(runs: Runs) -> None:
     """It is started again until that is hopeless; then the other goes on alone, and the run is complete."""
+
+    async def once_that_is_hopeless(request: SampleRequest) -> None:
+        while runs.engines[0].closed < 3:
+            await asyncio.sleep(0.001)
+
     runs.write_prompts(20)
-    stats = runs([FakeEngine(before=dead, window=3), FakeEngine(before=taking(0.01), window=3)])
+    stats = runs([FakeEngine(before=dead, window=3), FakeEngine(before=once_that_is_hopeless, window=3)])
     assert sorted(runs.stored()) == keys(20, 2)
     assert (stats.owed, stats.failed, stats.restarts, stats.exit_code) == (0, 0, 2, 0)
     assert runs.engines[1].started == 1
@@ -74,17 +77,21 @@ def test_the_last_one_ends_the_run(runs: Runs) -> None:
 
 
 def test_nobody_waits_for_a_load_that_is_not_needed(runs: Runs) -> None:
-    """One dies at once and would take a minute to load again; the other makes everything, and that is the end."""
+    """One dies at once and would take for ever to load again; the other makes everything, and that is the end."""
 
-    class SlowToReturn(FakeEngine):
+    class DoesNotReturn(FakeEngine):
         async def start(self) -> None:
             await super().start()
-            await asyncio.sleep(60 * (self.started - 1))
+            if self.started > 1:
+                await asyncio.Event().wait()
 
-    stats = runs([SlowToReturn(before=dead), FakeEngine(before=taking(0.01))])
+    async def meanwhile(request: SampleRequest) -> None:
+        while runs.engines[0].started < 2:
+            await asyncio.sleep(0.001)
+
+    stats = runs([DoesNotReturn(before=dead), FakeEngine(before=meanwhile)])
     assert sorted(runs.stored()) == keys(5, 2)
     assert (stats.owed, stats.restarts) == (0, 1)
-    assert stats.seconds < 10
 
 
 def test_an_unfit_one_ends_the_run(runs: Runs) -> None:
@@ -94,7 +101,7 @@ def test_an_unfit_one_ends_the_run(runs: Runs) -> None:
         raise UnfitEngine("no masks")
 
     with pytest.raises(UnfitEngine, match="no masks"):
-        runs([FakeEngine(before=unfit), FakeEngine(before=taking(0.01))])
+        runs([FakeEngine(before=unfit), FakeEngine()])
     assert runs.engines[1].closed
 
 
@@ -106,43 +113,34 @@ def test_one_that_cannot_start_ends_the_run(runs: Runs) -> None:
     assert not runs.out.exists()
 
 
-def test_one_stalls_and_the_other_goes_on(runs: Runs) -> None:
+def test_one_stalls_and_the_other_goes_on(runs: Runs, clock: WatchdogClock) -> None:
     """The watchdog is each engine's own: a silent one is restarted though tokens come from the other."""
-    hung = asyncio.Event
 
     async def hangs_once(request: SampleRequest) -> None:
         if runs.engines[0].started == 1:
-            await hung().wait()
+            await asyncio.Event().wait()
+
+    async def makes_one_in_time(request: SampleRequest) -> None:
+        if runs.engines[0].started == 1:
+            await clock.passes(0.1)
 
     runs.write_prompts(100)
     stats = runs(
-        [FakeEngine(before=hangs_once, window=2), FakeEngine(before=taking(0.02), window=2)], stall_timeout=1.0
+        [FakeEngine(before=hangs_once, window=2), FakeEngine(before=makes_one_in_time, window=2)], stall_timeout=1.0
     )
     assert sorted(runs.stored()) == keys(100, 2)
     assert stats.restarts == 1
     assert len(runs.engines[0].asked) > 2
 
 
-def test_one_that_waits_for_the_other_has_not_stalled(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_waits_for_the_other_has_not_stalled(runs: Runs, clock: WatchdogClock) -> None:
     """The last sample of one takes three times the timeout, token by token; the other has nothing to do meanwhile."""
-    now = 0.0
-    looks = 0
-
-    def monotonic() -> float:
-        nonlocal looks
-        looks += 1
-        return now
 
     async def makes_long(request: SampleRequest) -> None:
-        nonlocal now
         for _ in range(12):
             runs.engines[1].tokens += 1
-            now += 0.25
-            seen = looks
-            while looks < seen + 4:  # both watchdogs have a look
-                await asyncio.sleep(0.001)
+            await clock.passes(0.25)
 
-    monkeypatch.setattr("rollgen.loop.sampling.time", SimpleNamespace(monotonic=monotonic))
     runs.write_prompts(2)
     stats = runs([FakeEngine(window=1), FakeEngine(before=makes_long, window=1)], n=1, stall_timeout=1.0)
     assert [len(engine.asked) for engine in runs.engines] == [1, 1]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from types import SimpleNamespace
 
 import pytest
+from models.clocks import WatchdogClock
 from models.fake_engine import FakeEngine
 from models.runs import Runs, keys
 
@@ -87,7 +88,7 @@ def test_an_engine_that_makes_nothing_is_given_up(runs: Runs) -> None:
     assert runs.engine.started == 3
 
 
-def test_an_unfit_engine_is_not_started_again(runs: Runs) -> None:
+def test_an_unfit_engine_is_not_started_again(runs: Runs, clock: WatchdogClock) -> None:
     """It would be as unfit then."""
     with pytest.raises(UnfitEngine, match="fell off"):
         runs(dying({4}, error=UnfitEngine))
@@ -110,7 +111,7 @@ def test_a_restart_that_fails_counts_as_a_death(runs: Runs) -> None:
         runs(engine)
 
 
-def test_a_stalled_engine_is_reported_and_started_again(runs: Runs) -> None:
+def test_a_stalled_engine_is_reported_and_started_again(runs: Runs, clock: WatchdogClock) -> None:
     """Every request hangs from the fourth on, once: no token for a while, a warning, a restart, exact cover."""
     asked = 0
 
@@ -118,21 +119,21 @@ def test_a_stalled_engine_is_reported_and_started_again(runs: Runs) -> None:
         nonlocal asked
         asked += 1
         await asyncio.sleep(0)
-        if 4 <= asked < 7:
-            await asyncio.Event().wait()
+        while 4 <= asked < 7:
+            await clock.passes(0.1)
 
-    stats = runs(FakeEngine(before=hangs, window=3), stall_timeout=0.4)
+    stats = runs(FakeEngine(before=hangs, window=3), stall_timeout=2.0)
     assert sorted(runs.stored()) == keys(5, 2)
     assert stats.restarts == 1
-    assert any("the engine counts as stalled after 0.4 s" in note for note in runs.reporter.notes)
+    assert any("the engine counts as stalled after 2 s" in note for note in runs.reporter.notes)
     assert any("the engine has stalled: no token for" in note for note in runs.reporter.notes)
 
 
-def test_a_slow_engine_is_not_stalled(runs: Runs) -> None:
+def test_a_slow_engine_is_not_stalled(runs: Runs, clock: WatchdogClock) -> None:
     """It takes far longer than the timeout for all, and never that long for one."""
 
     async def slow(request: SampleRequest) -> None:
-        await asyncio.sleep(0.1)
+        await clock.passes(0.5)
 
     assert runs(FakeEngine(before=slow, window=1), stall_timeout=0.9).restarts == 0
 

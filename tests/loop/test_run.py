@@ -383,15 +383,15 @@ def test_commits_while_sampling(runs: Runs) -> None:
             await asyncio.sleep(0.01)
 
     runs(FakeEngine(before=before), commit_interval=0.01)
-    assert len(list_shards(runs.out)) == 2
-    assert runs.stored() == [*keys(5, 2)[:9], (4, 1)]
+    assert len(list_shards(runs.out)) >= 2
+    assert sorted(runs.stored()) == keys(5, 2)
 
 
 def test_an_error_of_the_writer_ends_the_run(runs: Runs) -> None:
     """`data/` turns into a file: the run stops at the next tick instead of sampling for nothing."""
 
     async def before(request: SampleRequest) -> None:
-        if (request.prompt.prompt_index, request.sample_index) == (4, 1):
+        if (request.prompt.prompt_index, request.sample_index) == (0, 0):  # before anything can be committed
             (runs.out / "data").rmdir()
             (runs.out / "data").touch()
             await asyncio.Event().wait()

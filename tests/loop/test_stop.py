@@ -38,7 +38,8 @@ async def before(request):
         await asyncio.Event().wait()
     finally:
         if stubborn:
-            await asyncio.sleep(60)
+            print("held on", flush=True)
+            await asyncio.Event().wait()
 
 runs = Runs(Path(sys.argv[1]), Path(sys.argv[2]))
 try:
@@ -126,9 +127,10 @@ def test_a_commit_that_fails_is_not_told_as_made(runs: Runs) -> None:
 def test_a_terminal_that_goes(runs: Runs) -> None:
     """SIGHUP comes twice, from the kernel and from the shell: the second one does not cut off the commit."""
     process = start_interrupted(runs, "stubborn")
-    for _ in range(2):
-        process.send_signal(signal.SIGHUP)
-        time.sleep(0.3)
+    process.send_signal(signal.SIGHUP)
+    assert read_line(process) == "held on\n"
+    process.send_signal(signal.SIGHUP)
+    time.sleep(0.3)
     assert process.poll() is None
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=180)
@@ -154,7 +156,7 @@ def test_a_second_signal_ends_at_once(runs: Runs) -> None:
     """An engine that does not let go need not be waited for; what was committed before stays, the rest is owed."""
     process = start_interrupted(runs, "stubborn")
     process.send_signal(signal.SIGINT)
-    time.sleep(0.3)
+    assert read_line(process) == "held on\n"
     assert process.poll() is None
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=180)
