@@ -15,10 +15,13 @@ from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from pathlib import Path
-from typing import Final, Self
+from threading import Lock
+from typing import Any, Final, Self
 
 from pebble import ProcessExpired, ProcessPool
+from pebble.pool.process import PoolManager
 
 from rollgen.curate.answers import Score, StoredAnswer, failed, told
 from rollgen.curate.scorers import GUARD, Scorer, prepare, score_batch
@@ -48,6 +51,45 @@ def check_program() -> None:
             f"{file}: is the program that calls this, and no file that the processes which score could import; write "
             "it to a file and run that, or use `rollgen score`"
         )
+
+
+class _Manager(PoolManager):
+    """That of the library, but what a process said before it died is read before anyone is told of the death.
+
+    Otherwise, where this process has little time, a death passes for that of the batch before, which has been scored,
+    and the one that it is of seems to be under way until its time is over.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._reading = Lock()
+
+    def process_next_message(self, timeout: float) -> None:
+        with suppress(OSError):  # which comes again below
+            self._is_said(timeout)
+        with self._reading:
+            super().process_next_message(0)
+
+    def update_workers(self) -> None:
+        dead = self.worker_manager.inspect_workers()
+        if dead:
+            with self._reading:
+                while self._is_said(0):
+                    super().process_next_message(0)
+        for each in dead:
+            self.handle_worker_expiration(each)
+        self.worker_manager.create_workers()  # type: ignore[no-untyped-call]
+
+    def _is_said(self, timeout: float) -> bool:
+        """Whether there is something to read, within these seconds."""
+        channel = self.worker_manager.pool_channel
+        return channel is not None and channel.poll(timeout)
+
+
+class _Pool(ProcessPool):
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._pool_manager = _Manager(self._context, named["context"])
 
 
 class Workers:
@@ -168,7 +210,7 @@ class Workers:
         self._starts += 1
         self._silent = 0.0
         context = multiprocessing.get_context("spawn")  # a fork would copy our threads' locks, and our memory
-        return ProcessPool(self._processes, initializer=prepare, initargs=(self._scorer, os.getpid()), context=context)
+        return _Pool(self._processes, initializer=prepare, initargs=(self._scorer, os.getpid()), context=context)
 
     def _restart(self) -> None:
         """Another pool, for what was under way too: the library gives up when a process dies while none is at work.

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from pebble.pool.process import PoolManager
 
 from rollgen.curate import workers
 from rollgen.curate.compact import compact
@@ -205,6 +206,24 @@ def test_a_stop_of_everything(dataset: Path, write: Callable[[str], Path]) -> No
         error = running.stderr.read()
         assert running.wait() == 0, error
     assert stored(dataset) == [1.0] * 12
+
+
+def test_a_death_before_the_last_words_are_read(
+    dataset: Path, write: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By this process, which has little time: the death is of the answers that it was at, and not of those before."""
+    real = PoolManager.process_next_message
+
+    def late(manager: PoolManager, timeout: float) -> None:
+        time.sleep(0.2)  # the library looks twice as often whether its processes live
+        real(manager, timeout)
+
+    monkeypatch.setattr(PoolManager, "process_next_message", late)
+    write("import os\ndef f(answers):\n    answers[0].prompt_id == 'p3' and os._exit(9)\n    return [1.0] * len(answers)\n")
+    done = score(dataset, "judge:f", processes=1, batch_size=6)
+    assert (done.scored, done.failed) == (10, 2)
+    assert set(stored(dataset, "error")) == {None, "its process died with exit code 9"}
+    assert stored(dataset) == [1.0] * 6 + [None] * 2 + [1.0] * 4
 
 
 def test_what_came_back_beside_a_failure() -> None:
