@@ -104,7 +104,7 @@ some_rows = st.lists(
 )
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.lists(some_rows, min_size=2, max_size=3).filter(any), st.integers(1, 60), st.booleans())
 def test_any_rows(
     make_manifest: MakeManifest,

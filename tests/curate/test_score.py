@@ -21,6 +21,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from models.datasets import read_rows
+from models.hung import HungClock
 
 from rollgen.curate import score as module
 from rollgen.curate.compact import compact
@@ -69,11 +70,11 @@ def fragile(answers):
                 os._exit(7)
             if kind == "is killed":
                 os.kill(os.getpid(), signal.SIGKILL)
-            if kind == "hangs":
-                time.sleep(60)
             if kind == "ignores signals":
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-                time.sleep(60)
+            if kind in ("hangs", "ignores signals"):
+                Path(__file__).with_name("hung").joinpath(str(os.getpid())).touch()
+                time.sleep(3600)
             if kind == "is short":
                 return []
             if kind == "returns nan":
@@ -114,6 +115,7 @@ def graders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Graders:
     directory.mkdir()
     monkeypatch.syspath_prepend(directory)
     monkeypatch.delitem(sys.modules, "graders", raising=False)
+    monkeypatch.setattr("pebble.pool.process.time", HungClock(directory / "hung"))
     return Graders(directory)
 
 
@@ -200,7 +202,7 @@ def test_a_function_that_returns_too_few_is_no_answers_fault(dataset: Path, grad
 def test_a_process_that_ignores_signals(dataset: Path, graders: Graders) -> None:
     """It is killed all the same; nobody is left behind."""
     graders.switch("ignores signals")
-    assert score(dataset, "graders:fragile", processes=1, batch_size=12, timeout=0.5).failed == 1
+    assert score(dataset, "graders:fragile", processes=1, batch_size=12, timeout=1).failed == 1
 
 
 def test_only_so_many_names(dataset: Path, graders: Graders, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -435,7 +437,7 @@ def test_a_module_that_ends_its_process(dataset: Path, graders: Graders) -> None
 def test_no_process_is_left(dataset: Path, graders: Graders) -> None:
     """Each is ended when there is nothing more to score."""
     score(dataset, "graders:number", processes=2)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while (children := _children()) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not children

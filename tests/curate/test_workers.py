@@ -72,8 +72,37 @@ SLOW = """
 import time
 def f(answers):
     print(__import__("os").getpid(), flush=True)
-    time.sleep(0.3 if answers[0].prompt_id == "p0" else 600)
+    if answers[0].prompt_id != "p0":
+        time.sleep(3600)
     return [1.0] * len(answers)
+"""
+STOPPED = """
+import time
+from pathlib import Path
+def f(answers):
+    first = Path(__file__).with_name("first")
+    if not first.exists():
+        first.touch()
+        print(1, flush=True)
+        time.sleep(3600)
+    return [1.0] * len(answers)
+"""
+HOURS = """
+import signal, time
+clocks, stopped = (time.time, time.monotonic), [0.0]
+signal.signal(signal.SIGCONT, lambda number, frame: stopped.append(7200.0))
+time.time, time.monotonic = (lambda clock=clock: clock() + stopped[-1] for clock in clocks)
+"""
+"""Whoever is stopped is stopped for two hours."""
+TAKEN = """
+import math, sys
+from rollgen.curate import score
+add, score._commit_seconds = score._Store.add, lambda parts: math.inf
+def announced(store, judged):
+    add(store, judged)
+    if judged:
+        print("taken", file=sys.stderr, flush=True)
+score._Store.add = announced
 """
 PROGRAM = "from rollgen.cli.app import main\nif __name__ == '__main__': main()"
 
@@ -189,19 +218,16 @@ def test_a_compaction_meanwhile(dataset: Path, write: Callable[[str], Path]) -> 
 
 def test_a_stop_of_everything(dataset: Path, write: Callable[[str], Path]) -> None:
     """By Ctrl-Z, for longer than an import and a batch may take: nobody stood still while nobody ran."""
-    path = write(
-        "import time\ndef f(answers):\n    print(1, flush=True)\n    time.sleep(0.4)\n    return [1.0] * len(answers)\n"
-    )
-    program = "from rollgen.curate import workers\nworkers._START_SECONDS = 1.0\n" + PROGRAM
-    command = [sys.executable, "-c", program, "score", dataset, "--with", "judge:f", "--processes", "1"]
-    command += ["--batch-size", "4", "--timeout", "1"]
+    path = write(STOPPED)
+    command = [sys.executable, "-c", HOURS + PROGRAM, "score", dataset, "--with", "judge:f", "--processes", "1"]
+    command += ["--batch-size", "4"]
     with subprocess.Popen(
         list(map(str, command)), cwd=path.parent, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as running:
         assert running.stderr is not None
         running.stderr.readline()
         os.killpg(running.pid, signal.SIGSTOP)
-        time.sleep(4)  # more than 2 x 1 + 1
+        time.sleep(1)  # so that the program looks for what came back as soon as it goes on
         os.killpg(running.pid, signal.SIGCONT)
         error = running.stderr.read()
         assert running.wait() == 0, error
@@ -219,7 +245,10 @@ def test_a_death_before_the_last_words_are_read(
         real(manager, timeout)
 
     monkeypatch.setattr(PoolManager, "process_next_message", late)
-    write("import os\ndef f(answers):\n    answers[0].prompt_id == 'p3' and os._exit(9)\n    return [1.0] * len(answers)\n")
+    write(
+        "import os\n"
+        "def f(answers):\n    answers[0].prompt_id == 'p3' and os._exit(9)\n    return [1.0] * len(answers)\n"
+    )
     done = score(dataset, "judge:f", processes=1, batch_size=6)
     assert (done.scored, done.failed) == (10, 2)
     assert set(stored(dataset, "error")) == {None, "its process died with exit code 9"}
@@ -239,13 +268,12 @@ def test_what_came_back_beside_a_failure() -> None:
 def test_a_command_that_is_ended(dataset: Path, write: Callable[[str], Path], number: signal.Signals) -> None:
     """Its processes end with it; what is finished is committed, but where it was killed."""
     path = write(SLOW)
-    command = [sys.executable, "-c", PROGRAM, "score", dataset, "--with", "judge:f", "--processes", "1"]
+    command = [sys.executable, "-c", TAKEN + PROGRAM, "score", dataset, "--with", "judge:f", "--processes", "1"]
     command += ["--batch-size", "2"]
     with subprocess.Popen(list(map(str, command)), cwd=path.parent, stderr=subprocess.PIPE, text=True) as running:
         assert running.stderr is not None
-        first, second = (int(running.stderr.readline()) for _ in range(2))
-        assert first == second
-        time.sleep(1)  # until the first batch has come back
+        first, second, taken = sorted(running.stderr.readline() for _ in range(3))
+        assert (first, taken) == (second, "taken\n")
         running.send_signal(number)
         error = running.stderr.read()  # until the process that scores has ended too, which holds it open
         assert running.wait() == (-number if number == signal.SIGKILL else 128 + number), error
