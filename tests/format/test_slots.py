@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ import signal
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from models.disk import NO_HARD_LINKS, no_hard_links
@@ -207,7 +209,21 @@ def test_a_link_that_fails_otherwise(tmp_path: Path) -> None:
         take_slot(tmp_path, "w0")
 
 
-def test_starts_wait_for_each_other(tmp_path: Path) -> None:
+@pytest.fixture
+def asking(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set once another thread has opened a lock and asks for it."""
+    asked, flock = threading.Event(), fcntl.flock
+
+    def announced(file: Any, operation: int) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            asked.set()
+        flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", announced)
+    return asked
+
+
+def test_starts_wait_for_each_other(tmp_path: Path, asking: threading.Event) -> None:
     """A second start section begins when the first has ended."""
     order: list[str] = []
 
@@ -218,14 +234,14 @@ def test_starts_wait_for_each_other(tmp_path: Path) -> None:
     with start_section(tmp_path):
         thread = threading.Thread(target=start)
         thread.start()
-        time.sleep(0.1)
+        assert asking.wait(180)
         order.append("first")
     thread.join()
     assert order == ["first", "second"]
     assert live_writers(tmp_path) == frozenset(), "the section's lock is no writer's"
 
 
-def test_a_start_survives_the_directory_being_taken_away(tmp_path: Path) -> None:
+def test_a_start_survives_the_directory_being_taken_away(tmp_path: Path, asking: threading.Event) -> None:
     """A start that came to nothing removed what it had made while another one waited: that one makes it again."""
     directory = tmp_path / "out"
     taken: list[bool] = []
@@ -237,7 +253,7 @@ def test_a_start_survives_the_directory_being_taken_away(tmp_path: Path) -> None
     with start_section(directory):
         thread = threading.Thread(target=start)
         thread.start()
-        time.sleep(0.1)
+        assert asking.wait(180)
         shutil.rmtree(directory)
     thread.join()
     assert taken == [True]

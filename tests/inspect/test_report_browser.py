@@ -45,12 +45,14 @@ ATTACKS = (
 HOSTILE = "".join(ATTACKS) + "\x1b[31;2J\u202egpj.exe\u2066 \u2028\u2029\u200b\x00"
 MODEL_IDS = 512
 NEWLINE = "↵"
+TIMEOUT = 180_000.0
+"""Milliseconds."""
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     with playwright.sync_playwright() as started:
-        running = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        running = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=TIMEOUT)
         yield running
         running.close()
 
@@ -62,6 +64,7 @@ def opened(browser: Browser) -> Iterator[Callable[..., Page]]:
 
     def open_page(path: Path, **settings: Any) -> Page:
         context = browser.new_context(offline=True, **({"viewport": {"width": 1440, "height": 900}} | settings))
+        context.set_default_timeout(TIMEOUT)
         contexts.append(context)
         page = context.new_page()
         page.on("request", lambda request: asked.append(request.url))

@@ -7,8 +7,8 @@ import logging
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -55,7 +55,7 @@ def global_order(
     return placed
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     st.fixed_dictionaries(
         {
@@ -311,19 +311,25 @@ def test_no_thread_and_no_file_stays(dataset: Path, ends: str) -> None:
     assert (loader_threads(), open_files()) == ([], [])
 
 
-def test_what_was_not_begun_is_not_made() -> None:
+def test_what_was_not_begun_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """An iteration that is left does not keep its caller waiting for fifty more batches."""
     made: list[int] = []
+    left, shutdown = threading.Event(), ThreadPoolExecutor.shutdown
 
     def make(number: int) -> Any:
-        time.sleep(0.05)
+        assert number == 0 or left.wait(180)
         made.append(number)
         return number
 
+    def leave(pool: ThreadPoolExecutor, *arguments: Any, **named: Any) -> None:
+        left.set()
+        shutdown(pool, *arguments, **named)
+
+    monkeypatch.setattr(ThreadPoolExecutor, "shutdown", leave)
     batches = _ahead(make, zip(range(1000)), 50)
     assert next(batches) == 0
     batches.close()  # type: ignore[attr-defined]
-    assert len(made) < 25
+    assert made in ([0], [0, 1])
 
 
 @pytest.mark.parametrize("prefetch", [0, 2, 50])
@@ -418,6 +424,6 @@ def test_neither_polars_nor_transformers_are_loaded(dataset: Path) -> None:
         "print([name for name in ('polars', 'transformers', 'vllm') if name in sys.modules])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, str(dataset)], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", code, str(dataset)], capture_output=True, text=True, check=True, timeout=180
     )
     assert (done.stdout.strip(), "Traceback" in done.stderr) == ("[]", False)

@@ -14,6 +14,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from models.clocks import SleepersClock
 
 from rollgen.errors import DatasetError, ResumeRefused, Unreadable
 from rollgen.format.commit import WHOLE, Fetched, Holder, Part, WriterSlot
@@ -132,10 +133,9 @@ def living() -> Iterator[int]:
 
 
 @pytest.fixture(autouse=True)
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "DEAD_SECONDS", 0.2)
-    monkeypatch.setattr(lease, "REFRESH_SECONDS", 0.02)
-    monkeypatch.setattr(lease, "POLL_SECONDS", 0.05)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A minute of silence passes as soon as somebody waits for it, and not otherwise."""
+    monkeypatch.setattr(lease, "time", SleepersClock())
 
 
 def test_nothing_there(place: Place) -> None:

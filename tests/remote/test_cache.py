@@ -209,7 +209,7 @@ def test_a_child_that_was_forked_meanwhile(cache: PartCache, source: Source) -> 
 
     def fetch(path: Path) -> None:
         path.write_bytes(b"sound")
-        children.append(multiprocessing.get_context("fork").Process(target=time.sleep, args=(30,)))
+        children.append(multiprocessing.get_context("fork").Process(target=time.sleep, args=(3600,), daemon=True))
         children[0].start()
 
     cache.open("a", fetch, read_part)

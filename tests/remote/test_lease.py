@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import ClassVar
 from uuid import uuid4
 
 import pytest
+from models.clocks import SleepersClock
 
 from rollgen.errors import DatasetError, MissingFile, ResumeRefused, Unreadable, UsageError
 from rollgen.format.commit import Holder, Part
@@ -29,11 +31,19 @@ def store() -> ObjectStore:
 
 
 @pytest.fixture(autouse=True)
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Death after half a second, beats every tenth."""
-    monkeypatch.setattr(lease, "DEAD_SECONDS", 0.5)
-    monkeypatch.setattr(lease, "REFRESH_SECONDS", 0.1)
-    monkeypatch.setattr(lease, "POLL_SECONDS", 0.05)
+def clock(monkeypatch: pytest.MonkeyPatch) -> SleepersClock:
+    """A minute without a beat passes as soon as somebody waits for it, and not otherwise. Nothing beats."""
+    clock = SleepersClock()
+    monkeypatch.setattr(lease, "time", clock)
+    monkeypatch.setattr(lease, "REFRESH_SECONDS", 600.0)
+    monkeypatch.setattr(lease, "DEAD_SECONDS", 660.0)
+    return clock
+
+
+@pytest.fixture
+def beating(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To be asked for before `held`."""
+    monkeypatch.setattr(lease, "REFRESH_SECONDS", 0.01)
 
 
 @pytest.fixture
@@ -86,6 +96,7 @@ def test_held_until_released(store: ObjectStore, held: Lease, notes: list[str]) 
     other.release()
 
 
+@pytest.mark.usefixtures("beating")
 def test_it_beats(store: ObjectStore, held: Lease) -> None:
     """The object changes by itself, and says what its holder wants."""
     held.say(Holder(Part(1, 4), "attempt", "another plan"))
@@ -162,15 +173,18 @@ def test_an_old_lock(store: ObjectStore, notes: list[str]) -> None:
     assert watch.look(LOCK)[0] is State.ALIVE
 
 
+@pytest.mark.usefixtures("beating")
 def test_it_beats_on_after_an_error(store: ObjectStore, held: Lease, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when that was about credentials, which may have been renewed since."""
+    refused = threading.Event()
+
+    def replace(store: ObjectStore, name: str, content: bytes) -> None:
+        refused.set()
+        raise UsageError(name)
+
     with monkeypatch.context() as patched:
-
-        def replace(store: ObjectStore, name: str, content: bytes) -> None:
-            raise UsageError(name)
-
         patched.setattr(ObjectStore, "replace", replace)
-        time.sleep(0.25)
+        assert refused.wait(180)
     before = Sign.parse(store.read(LOCK, 4096))
     while Sign.parse(store.read(LOCK, 4096)).beat == before.beat:
         time.sleep(0.01)
@@ -208,13 +222,13 @@ def test_a_storage_that_creates_exclusively(held: Lease) -> None:
     held.check()
 
 
-def test_silence_elsewhere(store: ObjectStore, notes: list[str]) -> None:
+def test_silence_elsewhere(store: ObjectStore, notes: list[str], clock: SleepersClock) -> None:
     """A lock of another machine is watched for as long as a beat may be late, then taken; the note says so."""
     foreign(store)
     lock = Lease(store, LOCK, HOLDER, Watch(store))
-    started = time.monotonic()
+    started = clock.now
     assert lock.acquire(notes.append) is State.SILENT
-    assert time.monotonic() - started >= 0.5
+    assert clock.now - started >= lease.DEAD_SECONDS
     assert "waiting up to" in notes[0]
     lock.check()
     lock.release()
@@ -240,12 +254,14 @@ def test_lost(store: ObjectStore, held: Lease) -> None:
     assert Sign.parse(store.read(LOCK, 4096)) == sign
 
 
-def test_suspended_in_front_of_a_beat(store: ObjectStore, held: Lease, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_suspended_in_front_of_a_beat(
+    store: ObjectStore, held: Lease, monkeypatch: pytest.MonkeyPatch, clock: SleepersClock
+) -> None:
     """It has written over what may have been another's lock: the lock says that it is its own, and it is lost."""
     real = ObjectStore.replace
 
     def late(store: ObjectStore, name: str, content: bytes) -> None:
-        time.sleep(0.6)
+        clock.sleep(lease.DEAD_SECONDS)
         real(store, name, content)
 
     monkeypatch.setattr(ObjectStore, "replace", late)
@@ -257,12 +273,12 @@ def test_suspended_in_front_of_a_beat(store: ObjectStore, held: Lease, monkeypat
         held.check()
 
 
-def test_one_of_many_steps(store: ObjectStore, held: Lease, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_of_many_steps(store: ObjectStore, held: Lease, clock: SleepersClock) -> None:
     """A moment after a check nothing is asked; later it is."""
     held.check()
     foreign(store)
     held.check_again()
-    monkeypatch.setattr(lease, "_MOMENT_SECONDS", 0.0)
+    clock.sleep(2.0)
     with pytest.raises(ResumeRefused, match="silent for too long"):
         held.check_again()
 
@@ -303,13 +319,11 @@ def test_a_lock_that_is_listed_and_never_found(
 
 def test_waiting_for_a_turn(store: ObjectStore, held: Lease, notes: list[str]) -> None:
     """Whoever waits gets the lock once it is released."""
-    import threading
-
     other = Lease(store, LOCK, HOLDER, Watch(store))
 
     def note(told: str) -> None:
         notes.append(told)
-        threading.Thread(target=held.release).start()
+        held.release()
 
     assert other.acquire(note, wait=True) is State.GONE
     assert "waiting for another writer" in notes[0]
@@ -325,9 +339,8 @@ def test_a_turn_that_is_not_waited_for(store: ObjectStore, held: Lease, notes: l
     held.check()
 
 
-def test_silence_that_is_not_waited_for(store: ObjectStore, notes: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silence_that_is_not_waited_for(store: ObjectStore, notes: list[str]) -> None:
     """Nobody knows yet whether the holder is alive: its lock stays."""
-    monkeypatch.setattr(lease, "DEAD_SECONDS", 180.0)
     sign = foreign(store)
     with pytest.raises(ResumeRefused, match="another rollgen is writing"):
         Lease(store, LOCK, HOLDER, Watch(store)).acquire(notes.append, wait=True, given_up=lambda: bool(notes))

@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -107,20 +108,25 @@ def test_fetched_files_do_not_pile_up(filled: Workspace) -> None:
 
 def test_fetches_that_nobody_waits_for(filled: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever leaves waits for the 16 that have begun, and no others begin."""
-    begun, go_on = [], threading.Event()
+    begun, go_on, shutdown = [], threading.Event(), ThreadPoolExecutor.shutdown
 
     def fetch(workspace: Workspace, line: JournalLine, size: int, columns: Sequence[str], path: Path) -> Path:
         begun.append(path)
-        go_on.wait(60)
+        assert go_on.wait(180)
         return path
 
+    def leave(threads: ThreadPoolExecutor, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        shutdown(threads, wait=False, cancel_futures=cancel_futures)
+        go_on.set()
+        shutdown(threads, wait=wait)
+
+    monkeypatch.setattr(ThreadPoolExecutor, "shutdown", leave)
     monkeypatch.setattr(Workspace, "_fetch", fetch)
     line = next(iter(read_journal(filled.directory).committed.values()))
     shards = filled.fetched([replace(line, file=f"part-w1-{n:06d}.parquet") for n in range(40)], KEY_COLUMNS)
     next(shards)
     while len(begun) < 16:
         time.sleep(0.01)
-    threading.Timer(0.2, go_on.set).start()
     shards.close()
     assert len(begun) == 16
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -155,12 +154,18 @@ def test_large_metadata_is_looked_at_one_by_one(directory: Path, rewrite: Any) -
     assert pa.total_allocated_bytes() - before < 1 << 20
 
 
-def test_a_live_replacement_is_waited_for(directory: Path) -> None:
+def test_a_live_replacement_is_waited_for(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who replaces shards needs an instant for it, and holds a lock; one that is dead is not waited for."""
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 3:
+            (directory / RECORD).unlink()
+
+    monkeypatch.setattr("rollgen.verify.dataset.time", SimpleNamespace(monotonic=lambda: 0.0, sleep=sleep))
     (directory / RECORD).write_text("{}")
     assert [kind for kind, _ in said(directory)] == ["replacement"]
     with WriterSlot(directory, "other", afresh=True):
-        start = time.monotonic()
-        threading.Timer(0.3, (directory / RECORD).unlink).start()
         assert verify_dataset(directory).is_clean
-        assert time.monotonic() - start > 0.2
+    assert len(slept) == 3
