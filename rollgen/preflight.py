@@ -43,7 +43,7 @@ from rollgen.inert import Discretion
 from rollgen.prompts.model import ModelInfo, load_model_info
 from rollgen.prompts.plan import Plan, check_growth
 from rollgen.prompts.planner import PlanSummary, write_plan
-from rollgen.prompts.sources import PromptInput
+from rollgen.prompts.sources import PromptFiles, PromptInput
 
 _REPLACED_KEYS = frozenset("model revision tokenizer chat_template dtype max_model_len capture engine_arg".split())
 """Identity fields of RunConfig that the identity records by content instead of by name."""
@@ -179,9 +179,10 @@ def plan_run(
     if continued is not None:
         _refuse_merged(read_manifest(continued), continued)
     replayable = check_replayable(config)
-    model = find_model(config)
-    planned_at = datetime.now(UTC).replace(microsecond=0) if continued is None else _created_at(continued)
-    summary = write_plan(files, config, model, plan_path, now=planned_at, progress=progress)
+    with PromptFiles(files, config.limit) as lines:  # a name that is wrong is told before a model is fetched
+        model = find_model(config)
+        planned_at = datetime.now(UTC).replace(microsecond=0) if continued is None else _created_at(continued)
+        summary = write_plan(lines, config, model, plan_path, now=planned_at, progress=progress)
     if summary.untruncated:
         check_untruncated(config)
     if summary.tombstones == summary.prompts:

@@ -63,6 +63,13 @@ def test_settings_are_checked_before_the_model_is_read(runs: Runs, tmp_path: Pat
     assert not (tmp_path / "plan.parquet").exists()
 
 
+def test_prompts_are_looked_for_before_the_model(tmp_path: Path) -> None:
+    """A model may have to be fetched, or a server be asked."""
+    config = RunConfig(model="/nowhere")
+    with pytest.raises(UsageError, match=r"absent\.jsonl: cannot read it"):
+        plan_run([str(tmp_path / "absent.jsonl")], config, tmp_path / "plan.parquet")
+
+
 def test_accepted_but_not_replayable(planned: Callable[..., Preflight]) -> None:
     """On request; the engine marks the rows."""
     assert planned(sampling_arg={"presence_penalty": 1}, allow_unreplayable=True).replayable is False

@@ -22,7 +22,7 @@ from rollgen.prompts.ids import Duplicate, IdTable
 from rollgen.prompts.messages import Chat
 from rollgen.prompts.plan import PlanWriter
 from rollgen.prompts.rows import BadRow, Row, RowRules, parse_row
-from rollgen.prompts.sources import Line, PromptFiles, PromptInput
+from rollgen.prompts.sources import Line, PromptFiles
 from rollgen.prompts.tokens import PromptEncoder
 from rollgen.rollouts import Prompt
 
@@ -81,7 +81,7 @@ class PlanSummary:
 
 
 def write_plan(
-    files: Sequence[PromptInput],
+    lines: PromptFiles,
     config: RunConfig,
     model: ModelInfo,
     path: Path,
@@ -89,29 +89,27 @@ def write_plan(
     now: datetime,
     progress: Callable[[int], None] | None = None,
 ) -> PlanSummary:
-    """Plan all rows of `files` into a Parquet file at exactly `path` (the caller names a temporary and moves it).
+    """Plan all rows of `lines` into a Parquet file at exactly `path` (the caller names a temporary and moves it).
 
-    `files` are paths, patterns, `-` for standard input, and rows as dicts, in any mixture (`sources.py`). `now` is when
-    the run was planned first: a template that prints the date must give the same prompts on every resume. `progress`
-    is called with the number of rows planned so far. Raises UsageError for bad rows (unless skipped), files or
-    settings; `path` is then incomplete.
+    `now` is when the run was planned first: a template that prints the date must give the same prompts on every resume.
+    `progress` is called with the number of rows planned so far. Raises UsageError for bad rows (unless skipped), files
+    or settings; `path` is then incomplete.
     """
     rules = RowRules.of(config, model.vocab_size)
     encoder = PromptEncoder(model, config, now)
     min_tokens = _min_tokens(config)
     fatal = config.on_bad_row == "fail"
-    with PromptFiles(files, config.limit) as lines:
-        ids, duplicates = _identify(lines, rules, _Report(fatal=fatal))
-        sources = lines.sources
-        planner = _Planner(rules, encoder, model.context_length, min_tokens, ids, duplicates, _Report(fatal=fatal))
-        with PlanWriter(path) as writer:
-            for group in _groups(lines):
-                writer.write(planner.plan(group))
-                planner.report.check()
-                if progress is not None:
-                    progress(planner.planned)
-        if lines.sources != sources:
-            raise UsageError(f"{lines}: changed while being read; run again when writing has ended")
+    ids, duplicates = _identify(lines, rules, _Report(fatal=fatal))
+    sources = lines.sources
+    planner = _Planner(rules, encoder, model.context_length, min_tokens, ids, duplicates, _Report(fatal=fatal))
+    with PlanWriter(path) as writer:
+        for group in _groups(lines):
+            writer.write(planner.plan(group))
+            planner.report.check()
+            if progress is not None:
+                progress(planner.planned)
+    if lines.sources != sources:
+        raise UsageError(f"{lines}: changed while being read; run again when writing has ended")
     if config.system_prompt is not None and planner.chats == 0:
         raise UsageError("--system-prompt: there is no chat to put it before; use messages, or --chat to wrap prompts")
     return planner.summary(sources)

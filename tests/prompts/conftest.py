@@ -15,6 +15,7 @@ from rollgen.config import RunConfig
 from rollgen.prompts.model import ModelInfo, load_model_info
 from rollgen.prompts.plan import Plan
 from rollgen.prompts.planner import PlanSummary, write_plan
+from rollgen.prompts.sources import PromptFiles
 from rollgen.rollouts import Prompt
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -66,7 +67,9 @@ def make_plan(tmp_path_factory: pytest.TempPathFactory, model_info: ModelInfo):
         for path, content in zip(paths, contents, strict=True):
             path.write_bytes(content if isinstance(content, bytes) else b"".join(map(json_line, content)))
         target = directory / "plan.parquet"
-        summary = write_plan(paths, RunConfig(**{"max_tokens": 8, **config}), model, target, now=NOW)
+        settings = RunConfig(**{"max_tokens": 8, **config})
+        with PromptFiles(paths, settings.limit) as lines:
+            summary = write_plan(lines, settings, model, target, now=NOW)
         written = Plan(target)
         return Planned(list(written), summary, written)
 

@@ -22,6 +22,7 @@ from rollgen.config import RunConfig
 from rollgen.errors import UsageError
 from rollgen.prompts.plan import Plan
 from rollgen.prompts.planner import write_plan
+from rollgen.prompts.sources import PromptFiles
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 ROLLGEN = Path(sys.executable).with_name("rollgen")
@@ -71,7 +72,8 @@ class Case:
             Path(name).write_bytes(content)
         config = RunConfig.model_validate({"max_tokens": 8} | self.config)
         model = replace(model_info, chat_template=self.template)
-        summary = write_plan(self.names, config, model, Path("plan.parquet"), now=NOW)
+        with PromptFiles(self.names, config.limit) as lines:
+            summary = write_plan(lines, config, model, Path("plan.parquet"), now=NOW)
         return list(Plan(Path("plan.parquet"))), summary
 
 

@@ -264,7 +264,7 @@ def test_progress_counts_rows(tmp_path, model_info):
     path = tmp_path / "p.jsonl"
     path.write_bytes(b'{"prompt": "a"}\n' * 5000)
     seen = []
-    write_plan([path], RunConfig(), model_info, tmp_path / "plan.parquet", now=NOW, progress=seen.append)
+    write_plan(PromptFiles([path]), RunConfig(), model_info, tmp_path / "plan.parquet", now=NOW, progress=seen.append)
     assert seen == [4096, 5000]
 
 
@@ -278,7 +278,7 @@ def test_a_file_that_changes_between_the_passes_is_noticed(tmp_path, model_info)
             path.write_bytes(b'{"prompt": "a"}\n' * 4096 + b'{"prompt": "c"}\n')
 
     with pytest.raises(UsageError, match="changed while being read"):
-        write_plan([path], RunConfig(), model_info, tmp_path / "plan.parquet", now=NOW, progress=append)
+        write_plan(PromptFiles([path]), RunConfig(), model_info, tmp_path / "plan.parquet", now=NOW, progress=append)
 
 
 def test_a_system_prompt_needs_a_chat(make_plan):
