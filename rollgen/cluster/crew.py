@@ -32,7 +32,7 @@ from rollgen.cluster.receipts import Positions
 from rollgen.cluster.replica import Orders, Replica
 from rollgen.cluster.room import REPLICA_CPUS, gpus_per_replica, reserved, room_note, silence_note
 from rollgen.cluster.tasks import Task, cut_tasks
-from rollgen.cluster.waiting import POLL_SECONDS, refuse_if, to_the_end
+from rollgen.cluster.waiting import POLL_SECONDS, Patience, to_the_end
 from rollgen.errors import EngineError, ResumeRefused, RollgenError
 from rollgen.loop.crew import Job
 from rollgen.loop.sampling import TICK_SECONDS
@@ -47,6 +47,10 @@ LEAVE_SECONDS: Final = 3.0
 """For Ray Data to let go of replicas that have done so."""
 PATIENCE_SECONDS: Final = 60.0
 """For a replica to be heard of, when there is none or none is left, after which the user is told."""
+_NO_ANSWER: Final = (
+    f"--ray: the node that was asked what the engine will be has not answered for {PATIENCE_SECONDS:.0f} s; goes on "
+    "waiting: it may be importing vLLM, and Ray's dashboard shows the logs of `examine` there"
+)
 _CALLERS: Final = 10_000
 """Of the board at a time: each replica waits there for a stop."""
 
@@ -206,8 +210,9 @@ def _examined(spec: EngineSpec, gpus: int, given_up: Callable[[], bool]) -> Engi
         with reserved(gpus, given_up) as room:
             remote: Any = ray.remote(num_cpus=REPLICA_CPUS, num_gpus=gpus, max_calls=1, scheduling_strategy=room)
             examining = remote(examine).remote(spec)
+            patience = Patience(PATIENCE_SECONDS, given_up, lambda: _NO_ANSWER)
             while not ray.wait([examining], timeout=POLL_SECONDS)[0]:
-                refuse_if(given_up)
+                patience.wait()
             found: EngineFacts | RollgenError = ray.get(examining)
     except RayError as error:
         raise EngineError(f"Ray cannot make an engine: {_one_line(error)}") from error

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import math
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -13,7 +10,7 @@ import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from rollgen.cluster.waiting import POLL_SECONDS, refuse_if
+from rollgen.cluster.waiting import POLL_SECONDS, Patience
 from rollgen.config import RunConfig
 from rollgen.errors import UsageError
 
@@ -21,7 +18,6 @@ REPLICA_CPUS: Final = 0.25
 """That a replica reserves. Ray Data needs some too, and hangs in silence when replicas have taken all."""
 PATIENCE_SECONDS: Final = 10.0
 """For room on the cluster, after which the user is told."""
-_LOG: Final = logging.getLogger("rollgen")
 
 
 def gpus_per_replica(config: RunConfig) -> int:
@@ -76,12 +72,11 @@ def reserved(gpus: int, given_up: Callable[[], bool]) -> Iterator[PlacementGroup
     bundle = {"CPU": REPLICA_CPUS} | ({"GPU": float(gpus)} if gpus else {})
     room = placement_group([bundle])
     try:
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        patience = Patience(
+            PATIENCE_SECONDS, given_up, lambda: f"--ray: waits until the cluster has room: {_demand(gpus)}"
+        )
         while not room.wait(POLL_SECONDS):
-            refuse_if(given_up)
-            if time.monotonic() >= deadline:
-                deadline = math.inf
-                _LOG.warning(f"--ray: waits until the cluster has room: {_demand(gpus)}")
+            patience.wait()
         yield PlacementGroupSchedulingStrategy(room)
     finally:
         remove_placement_group(room)

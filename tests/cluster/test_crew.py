@@ -138,10 +138,13 @@ def test_a_refusal_where_it_would_run_leaves_no_directory(ray_runs: Any) -> None
     assert not ray_runs.out.exists()
 
 
-def test_who_gives_up_has_a_crew_no_more(ray_runs: Any) -> None:
-    """While the engine is looked at, which takes too long: nothing is made."""
+def test_who_gives_up_has_a_crew_no_more(
+    ray_runs: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While the engine is looked at, which takes so long that it is said: nothing is made."""
+    monkeypatch.setattr("rollgen.cluster.crew.PATIENCE_SECONDS", 0.0)
     with pytest.raises(EngineError, match="interrupted while the cluster was waited for"):
-        ray_runs("endless", given_up=lambda: True)
+        ray_runs("endless", given_up=lambda: "the node that was asked what the engine will be" in caplog.text)
     assert not ray_runs.out.exists()
 
 

@@ -1,4 +1,4 @@
-"""What is waited for to its end, whoever is interrupted meanwhile."""
+"""What is waited for: to its end, whoever is interrupted meanwhile, and not in silence."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from rollgen.cluster.crew import _rest
-from rollgen.cluster.waiting import to_the_end
+from rollgen.cluster.waiting import Patience, to_the_end
+from rollgen.errors import EngineError
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["done", "failed"])
@@ -95,3 +96,15 @@ def test_an_interrupted_end_of_a_round_lets_the_driver_commit() -> None:
         assert told == ["committed"]
 
     asyncio.run(scene())
+
+
+def test_the_user_is_told_once_what_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+    """When patience is at an end, and not before; who gives up goes."""
+    Patience(3600, lambda: False, lambda: "too soon").wait()
+    wanted = iter([False, False, True])
+    patience = Patience(0, lambda: next(wanted), lambda: "waits for rain")
+    patience.wait()
+    patience.wait()
+    with pytest.raises(EngineError, match="interrupted while the cluster was waited for"):
+        patience.wait()
+    assert caplog.messages == ["waits for rain"]
