@@ -70,14 +70,15 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 
 def main() -> None:
     """Console entry point: run the command and exit with the code that `errors.py` documents."""
-    signal.signal(signal.SIGTERM, _terminate)
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as `nohup` has it
-        signal.signal(signal.SIGHUP, _terminate)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a terminal that is not UTF-8 gets escapes, not a traceback
-    command, arguments = typer.main.get_command(app), sys.argv[1:]
+    arguments = sys.argv[1:]
     try:
+        signal.signal(signal.SIGTERM, _terminate)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as `nohup` has it
+            signal.signal(signal.SIGHUP, _terminate)
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")  # where it is not UTF-8: escapes, not a traceback
+        command = typer.main.get_command(app)
         _check_arguments(arguments)
         # What `app()` does, but for its own ways with broken pipes and Ctrl-C.
         with command.make_context("rollgen", [*arguments] or ["--help"]) as context:

@@ -458,6 +458,17 @@ def test_reader_that_goes_away_is_no_error(make_dataset: Callable[..., Path], tm
     assert (process.returncode, process.stderr) == (0, b"")
 
 
+def test_interrupted_at_the_very_beginning(rollgen: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is parsed: one line."""
+
+    def interrupt(app: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("typer.main.get_command", interrupt)
+    outcome = rollgen("status", ".")
+    assert (outcome.code, outcome.error) == (130, "interrupted")
+
+
 def test_help_is_the_same_in_each_process() -> None:
     """Also where sets are in another order: `docs/cli.md` is compared with it."""
     for command in ([], ["status"]):
