@@ -18,6 +18,7 @@ from models.program import Program, Running
 from models.stages import RETRY, command
 
 from rollgen.format.journal import list_shards, read_journal
+from rollgen.format.schema import MANIFEST_FILE
 
 RETRY_SHARE = 0.1
 """Of the kills."""
@@ -77,7 +78,7 @@ class Hunt:
     def run(self) -> Toll:
         """Raises AssertionError at whatever is lost, doubled, changed or untold."""
         while self._toll.kills < self._kills * (1 - RETRY_SHARE):
-            if self._toll.kills and self._random.random() < COMPACT_SHARE:
+            if self._has_begun() and self._random.random() < COMPACT_SHARE:
                 self._toll.compactions += self._end(self._program.start("compact", self._out), self._moment(_LATEST))
             elif not self._end_generation():
                 self._n += 1
@@ -133,6 +134,10 @@ class Hunt:
         self._toll.kills += ended
         self._toll.in_flight += ended and self._is_in_flight()
         return ended
+
+    def _has_begun(self) -> bool:
+        """Whether there is a dataset: the first kills may all come before it."""
+        return (self._out / MANIFEST_FILE).exists()
 
     def _moment(self, latest: float) -> float:
         return self._random.uniform(0, latest)

@@ -25,7 +25,8 @@ _PRELOADED = (
     "rollgen.loop.run",
 )
 """What the commands import after they have parsed. Nothing of it has started a thread by then."""
-_SECONDS = 120.0
+_SECONDS = 300.0
+"""Which no command takes: only one that hangs."""
 
 
 class Finished(NamedTuple):

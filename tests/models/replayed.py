@@ -44,6 +44,7 @@ STEPS = ("link", "replace", "rename", "unlink", "mkdir", "rmdir", "truncate", "f
 """Of `os`, which pathlib and shutil call too."""
 LONGEST = 40
 """Tokens of the longest response, before max_tokens cuts it."""
+_ENDS = (signal.SIGINT, signal.SIGTERM)
 _CLONE_NEWUTS = 0x04000000
 
 
@@ -55,6 +56,8 @@ class Faults:
     """Seconds that a sample takes on average."""
     hang_after: int | None = None
     """So many samples come, the others never do."""
+    let_through: Path | None = None
+    """As many requests as this file has bytes, in the order of their arrival, are answered; the others wait."""
     tick: float = 0.05
     """Seconds between two looks at the clock, ten times as often as in earnest: so many commits may be in a second."""
     engine_process: bool = False
@@ -75,6 +78,7 @@ def main(
     entry: Callable[[], None], arguments: list[str], output: tuple[Path, Path], scratch: Path, faults: Faults
 ) -> None:
     """Run a program, given by its `main`, as the leader of a session. `output` takes stdout and stderr."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)  # as long as it is not the program that they would end
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in a shell's background
     os.chdir(scratch)
@@ -91,7 +95,14 @@ def main(
     sys.argv = ["rollgen", *arguments]
     if faults.largest_file is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (faults.largest_file, resource.RLIM_INFINITY))
-    entry()
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDS)
+    except KeyboardInterrupt:  # it has come already
+        sys.exit(128 + signal.SIGINT)
+    try:
+        entry()
+    finally:
+        signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
 
 
 class ReplayedEngine:
@@ -125,7 +136,10 @@ class ReplayedEngine:
         hangs = self._faults.hang_after is not None and self._asked > self._faults.hang_after
         if hangs and self._asked == self._faults.hang_after + self.window:
             print("all hang", file=sys.stderr, flush=True)  # those before them are with the writer
+        place = self._asked
         try:
+            while self._faults.let_through is not None and place > self._faults.let_through.stat().st_size:
+                await asyncio.sleep(0.01)
             await asyncio.sleep(math.inf if hangs else float(np.random.default_rng().exponential(self._faults.delay)))
         finally:
             if self._faults.stubborn and asyncio.current_task().cancelling():

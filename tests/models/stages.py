@@ -133,4 +133,5 @@ class Life:
 
 def command(model: Path, prompts: Path) -> tuple[object, ...]:
     """`rollgen generate` with samples some of which are cut, and one commit at the end."""
-    return ("generate", prompts, "--model", model, "--dtype", "float32", "--max-tokens", 16, "--progress", "none")
+    options = ("--dtype", "float32", "--max-tokens", 16, "--commit-interval", 3600, "--progress", "none")
+    return ("generate", prompts, "--model", model, *options)
