@@ -27,6 +27,13 @@ def decode(token_ids: np.ndarray) -> str:
     return " ".join(str(int.from_bytes(int(token).to_bytes(4))) for token in token_ids)
 
 
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that is there may take its time, or the machine."""
+    for name in ("CONNECT_SECONDS", "GET_SECONDS"):
+        monkeypatch.setattr(f"rollgen.engines.wire.{name}", 180.0)
+
+
 @pytest.fixture
 def server() -> Iterator[FakeServer]:
     """A server with masks, on a port of its own."""

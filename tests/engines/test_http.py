@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from models import fake_server
 from models.driven import check, drive, sample
-from models.fake_server import FakeServer, answers, breaks_off, disconnects, error, waits
+from models.fake_server import FakeServer, answers, breaks_off, disconnects, error, hangs
 
 from rollgen.engines.base import Extras, RequestError, SampleRequest
 from rollgen.engines.http import MAX_TRIES, HttpEngine
@@ -257,7 +257,7 @@ def test_window(server: FakeServer, make_engine: MakeEngine, make_request: MakeR
 def test_cancelled(server: FakeServer, make_engine: MakeEngine, make_request: MakeRequest) -> None:
     """The server sees the connection close, and aborts the request."""
     engine = make_engine()
-    server.run_faults = [waits(30)]
+    server.run_faults = [hangs]
 
     async def cancel() -> None:
         sampling = asyncio.create_task(engine.sample(make_request()))
@@ -331,7 +331,7 @@ def test_a_meter_that_turns_odd(
 
     async def odd() -> int:
         server.pages["/metrics"] = (200, "vllm:generation_tokens_total 1e400\n")
-        await asyncio.sleep(0.1)
+        await meter_read(server)
         before, completion = engine.tokens, await engine.sample(make_request())
         return engine.tokens - before - len(completion.token_ids)
 
@@ -364,7 +364,7 @@ def test_lost_requests(
     engine = make_engine()
 
     async def lose() -> list[int]:
-        server.run_faults = [waits(30)]
+        server.run_faults = [hangs]
         sampling = asyncio.create_task(engine.sample(make_request()))
         while not server.in_flight:
             await asyncio.sleep(0.01)

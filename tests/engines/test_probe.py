@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
 import pytest
 from aiohttp import web
-from models.fake_server import VOCAB_SIZE, FakeServer, answers, waits
+from models.fake_server import VOCAB_SIZE, FakeServer, answers, hangs
 
 from rollgen.config import RunConfig
 from rollgen.engines.base import Extras
@@ -244,11 +243,9 @@ def test_given_up_together(server: FakeServer) -> None:
     token = stopping.set(True)
     with FakeServer() as second:
         for each in (server, second):
-            each.faults = [waits(60)]
-        started = time.monotonic()
+            each.faults = [hangs]
         with pytest.raises(EngineError, match="interrupted while a server was waited for"):
             connect(make_config([server, second]), **COMMON, given_up=stopping.get)
-        assert time.monotonic() - started < 30
     stopping.reset(token)
 
 

@@ -15,7 +15,7 @@ from rollgen.engines.processes import EngineProcesses
 
 def start_process() -> BaseProcess:
     """One that would go on."""
-    process = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,), daemon=True)
+    process = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(3600,), daemon=True)
     process.start()
     return process
 
@@ -66,16 +66,19 @@ def test_a_start_that_is_cancelled(sibling: BaseProcess) -> None:
     processes = EngineProcesses(is_replica=True)
 
     async def cancelled() -> list[BaseProcess]:
-        others = multiprocessing.active_children()
+        others, gate = multiprocessing.active_children(), asyncio.Event()
 
         async def loading() -> list[BaseProcess]:
-            await asyncio.sleep(0.3)
+            await gate.wait()
             return [start_process()]
 
         task = asyncio.ensure_future(loading())
         starting = asyncio.ensure_future(processes.started(task, others))
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)  # it waits
         starting.cancel()
+        await asyncio.sleep(0.1)
+        assert not starting.done()
+        gate.set()
         with pytest.raises(asyncio.CancelledError):
             await starting
         processes.end()

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from models.vllm_server import free_port
+from models.ports import free_port
 
 TESTS = Path(__file__).parents[1]
 

@@ -18,10 +18,13 @@ from typing import Any, Self
 
 import numpy as np
 from aiohttp import web
+from models.ports import listening
 
 VOCAB_SIZE = 64
 MODEL = "fake"
 CLAMPED = -9999.0
+HANGS = 180
+"""Seconds in which it has started or stopped."""
 LONGEST = 8
 """Tokens of an answer at most."""
 
@@ -101,13 +104,13 @@ class FakeServer:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._serve(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(self._serve(), self._loop).result(HANGS)
 
     def stop(self) -> None:
         """Close the port and break all connections."""
-        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(HANGS)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(HANGS)
         self._loop.close()
 
     async def _serve(self) -> None:
@@ -121,9 +124,9 @@ class FakeServer:
         application.router.add_post("/inference/v1/generate", self._generate)
         self._runner = web.AppRunner(application, handler_cancellation=True, shutdown_timeout=0.01)
         await self._runner.setup()
-        listening = socket.create_server(("127.0.0.1", self.port))
-        self.port = listening.getsockname()[1]
-        await web.SockSite(self._runner, listening).start()
+        place = socket.create_server(("127.0.0.1", self.port)) if self.port else listening()
+        self.port = place.getsockname()[1]
+        await web.SockSite(self._runner, place).start()
 
     @web.middleware
     async def _authenticate(self, request: web.Request, handler: Any) -> web.StreamResponse:
@@ -303,10 +306,16 @@ async def breaks_off(request: web.Request) -> web.StreamResponse:
     return response
 
 
-def waits(seconds: float) -> Fault:
-    """A fault: it takes so long."""
+async def hangs(request: web.Request) -> None:
+    """A fault: it takes for ever."""
+    await asyncio.Event().wait()
+
+
+def waits(gate: threading.Event) -> Fault:
+    """A fault: it takes until this is set."""
 
     async def fault(request: web.Request) -> None:
-        await asyncio.sleep(seconds)
+        while not gate.is_set():
+            await asyncio.sleep(0.01)
 
     return fault

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,15 +13,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-START_SECONDS = 600
+from models.ports import free_port
+
+START_SECONDS = 900
 STOP_SECONDS = 20
-
-
-def free_port() -> int:
-    """One that nobody is given by the system meanwhile, nor by Ray: until the server has it takes many seconds."""
-    while True:
-        with suppress(OSError), socket.create_server(("127.0.0.1", random.randrange(20_000, 32_000))) as free:
-            return int(free.getsockname()[1])
+"""Then it is killed."""
 
 
 class VllmServer:
@@ -85,7 +79,7 @@ class VllmServer:
         return self._metric("vllm:generation_tokens_total")
 
     def _metric(self, name: str) -> int:
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=60) as answer:
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=START_SECONDS) as answer:
             lines = answer.read().decode().splitlines()
         return sum(int(float(line.split()[-1])) for line in lines if line.startswith(name + "{"))
 
