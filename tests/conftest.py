@@ -57,7 +57,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: place_of(item.nodeid))
     for item in items:
         if item.get_closest_marker("vllm") and not item.get_closest_marker("timeout"):
-            item.add_marker(pytest.mark.timeout(900))
+            item.add_marker(pytest.mark.timeout(1800))
 
 
 @pytest.hookimpl(optionalhook=True)  # of xdist

@@ -17,6 +17,8 @@ import pytest
 
 ROLLGEN = Path(sys.executable).with_name("rollgen")
 REPOSITORY = Path(__file__).parents[2]
+HANGS = 900
+"""Seconds that nothing here takes: to load vLLM takes half a minute, and ten times as long on a bad day."""
 
 
 @dataclass
@@ -33,7 +35,7 @@ class Command:
     def __call__(self, *arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
         """Run to the end and check the exit code."""
         process = self.start(*arguments)
-        stdout, stderr = process.communicate(timeout=600)
+        stdout, stderr = process.communicate(timeout=HANGS)
         assert process.returncode == code, f"exit {process.returncode}\n{stdout}\n{stderr}"
         return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
@@ -58,8 +60,8 @@ class Command:
         return [int(line.split()[0]) for line in listing.stdout.splitlines() if not line.split()[1].startswith("Z")]
 
     def wait_until_gone(self, process: subprocess.Popen[str]) -> str:
-        """Until no process of that command is left, 180 s at most: one that loads imports vLLM first. Its stderr."""
-        deadline = time.monotonic() + 180
+        """Until no process of that command is left: one that loads imports vLLM first. Its stderr."""
+        deadline = time.monotonic() + HANGS
         while members := self.members(process):
             assert time.monotonic() < deadline, members
             time.sleep(0.1)
@@ -94,7 +96,7 @@ def wait_for_shards() -> Callable[[Path, int, subprocess.Popen[str]], None]:
 
     def wait(dataset: Path, count: int, process: subprocess.Popen[str]) -> None:
         journal = dataset / "journal" / "w0.jsonl"
-        deadline = time.monotonic() + 200
+        deadline = time.monotonic() + HANGS
         while not journal.exists() or journal.read_bytes().count(b"\n") < count:
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < deadline, "no commit in time"

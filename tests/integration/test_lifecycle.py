@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ pytestmark = pytest.mark.vllm
 
 PROMPTS, N = 120, 4
 """480 samples of 64 tokens: 10 to 20 s of sampling, so that there is something to interrupt."""
+AGAIN = "starting it again"
+"""What a run says of its engine."""
 
 
 @pytest.fixture(scope="module")
@@ -58,32 +61,43 @@ def engines_of(process: subprocess.Popen[str]) -> list[int]:
     ]
 
 
-@pytest.mark.timeout(600)  # four engines are loaded
-def test_its_engine_killed_and_stopped_then_interrupted_and_continued(
+def restarts(out: Path) -> list[str]:
+    """What the logs say of each."""
+    return [line for log in out.glob("logs/*.log") for line in log.read_text().splitlines() if AGAIN in line]
+
+
+def end_engines(process: subprocess.Popen[str], number: signal.Signals, out: Path) -> None:
+    """Send this signal to the engine's processes, and wait until it is started again."""
+    before = len(restarts(out))
+    for pid in engines_of(process):
+        with suppress(ProcessLookupError):  # ended with another one of them
+            os.kill(pid, number)
+    while len(restarts(out)) == before:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+
+
+def test_its_engine_killed_then_interrupted_then_continued_and_stopped(
     rollgen: Any, options: list[object], tmp_path: Path, wait_for_shards: Any
 ) -> None:
     """Each time the engine is started again; Ctrl-C commits what is finished; --resume makes exactly the rest.
 
-    The second time the engine is stopped (SIGSTOP), not killed: it hangs, like a device that has died.
+    In the second run the engine is stopped (SIGSTOP), not killed: it hangs, like a device that has died.
     """
     out, journal = tmp_path / "out", tmp_path / "out" / "journal" / "w0.jsonl"
-    process = rollgen.start(*options, "--stall-timeout", 10)
-    for death, kind in enumerate((signal.SIGKILL, signal.SIGSTOP)):
-        wait_for_shards(out, journal.read_bytes().count(b"\n") + 1 if death else 1, process)
-        for pid in engines_of(process):
-            os.kill(pid, kind)
-        while sum(log.read_text().count("starting it again") for log in out.glob("logs/*.log")) == death:
-            assert process.poll() is None, process.communicate()
-            time.sleep(0.05)
+    started = time.monotonic()
+    process = rollgen.start(*options)
+    wait_for_shards(out, 1, process)
+    patience = max(10, (time.monotonic() - started) / 2)
+    end_engines(process, signal.SIGKILL, out)
     wait_for_shards(out, journal.read_bytes().count(b"\n") + 1, process)
 
     os.killpg(process.pid, signal.SIGINT)  # the whole foreground group, as a terminal does
-    assert process.wait(timeout=180) == 130
+    assert process.wait(timeout=900) == 130
     stderr = rollgen.wait_until_gone(process)
-    assert [int(number) for number in re.findall(r"starting it again \((\d) of 5\)", stderr)] == [1, 2]
+    assert re.findall(rf"{AGAIN} \((\d) of 5\)", stderr) == ["1"]
     assert len(re.findall("vLLM's engine process died", stderr)) == 1
-    assert "no token for" in stderr
-    end = stderr.rpartition("starting it again")[2]
+    end = stderr.rpartition(AGAIN)[2]
     assert "interrupted by SIGINT" in end
     assert "rollgen: error" not in end
     assert "Traceback" not in end
@@ -93,15 +107,22 @@ def test_its_engine_killed_and_stopped_then_interrupted_and_continued(
     assert 0 < len(stored) < PROMPTS * N
     assert sum(json.loads(line)["rows"] for line in journal.read_text().splitlines()) == len(stored)
 
-    started = time.monotonic()
     refused = rollgen(*options, "--resume", "--temperature", 0.9, code=4)
     assert "temperature (1.0 -> 0.9)" in refused.stderr
-    assert time.monotonic() - started < 30, "refused before a model loads"
+    assert "loading the model" not in refused.stderr
 
-    summary = json.loads(rollgen(*options, "--resume", "--json").stdout)
+    # One that is silent for half as long as another took from its start to its first commit does not just take its
+    # time. Yet where it does, the run is to go on.
+    process = rollgen.start(*options, "--resume", "--json", "--stall-timeout", patience, "--max-restarts", 100)
+    wait_for_shards(out, journal.read_bytes().count(b"\n") + 1, process)
+    end_engines(process, signal.SIGSTOP, out)
+    stdout, stderr = process.communicate(timeout=900)
+    assert process.returncode == 0, stderr
+    assert all("no token for" in line for line in restarts(out)[1:])
+    summary = json.loads(stdout)
     assert summary["stored_before"] == len(stored)
     assert summary["stored"] == PROMPTS * N - len(stored)
-    assert (summary["restarts"], summary["failed"]) == (0, 0)
+    assert (summary["restarts"], summary["failed"]) == (len(restarts(out)) - 1, 0)
     assert keys(out) == planned()
     assert all((out / "data" / name).read_bytes() == content for name, content in before.items())
 

@@ -31,7 +31,7 @@ def rows(directory: Path) -> pa.Table:
 def run(*command: object) -> str:
     """Standard output of a Python process that must succeed."""
     done = subprocess.run(
-        [sys.executable, *map(str, command)], capture_output=True, text=True, env=ENVIRONMENT, timeout=720, check=False
+        [sys.executable, *map(str, command)], capture_output=True, text=True, env=ENVIRONMENT, timeout=900, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

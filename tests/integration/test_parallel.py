@@ -36,7 +36,7 @@ def prompts(write_prompts: Callable[..., Path], tmp_path: Path) -> Path:
     return write_prompts(tmp_path / "prompts.jsonl", rows)
 
 
-def wait_for(condition: Callable[[], bool], what: str, seconds: float = 720) -> None:
+def wait_for(condition: Callable[[], bool], what: str, seconds: float = 900) -> None:
     """Until it holds."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -79,7 +79,7 @@ def test_replicas_and_the_death_of_one(rollgen: Any, tiny_model: Path, prompts: 
     engines = [child for child in psutil.Process(running.pid).children(recursive=True) if is_engine(child)]
     assert len(engines) == 2
     engines[0].kill()
-    stdout, stderr = running.communicate(timeout=720)
+    stdout, stderr = running.communicate(timeout=900)
     assert running.returncode == 0, stderr
     summary = json.loads(stdout)
     assert (summary["stored"], summary["owed"], summary["failed"], summary["restarts"]) == (PROMPTS * 8, 0, 0, 1), (
@@ -129,10 +129,10 @@ def test_a_job_array(array: Callable[[int], subprocess.Popen[str]], rollgen: Any
     tasks = [array(task) for task in range(TASKS)]
     wait_for(lambda: (out / "journal" / f"s1of{TASKS}.jsonl").exists() or tasks[1].poll() is not None, "no commit")
     os.killpg(tasks[1].pid, signal.SIGKILL)
-    tasks[1].communicate(timeout=180)
+    tasks[1].communicate(timeout=900)
     tasks[1] = array(1)
     for task in tasks:
-        log, _ = task.communicate(timeout=720)
+        log, _ = task.communicate(timeout=900)
         assert task.returncode == 0, log
     assert len(keys(out)) == len(set(keys(out))) == PROMPTS * 8
     assert verify_dataset(out).is_clean

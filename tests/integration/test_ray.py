@@ -20,7 +20,7 @@ import pytest
 
 from rollgen.verify.dataset import verify_dataset
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 
 PROMPTS, N = 60, 4
 """240 samples of 64 tokens."""
@@ -79,7 +79,7 @@ def test_a_replica_its_engine_and_the_driver_are_killed(
     before = {path.name: path.read_bytes() for path in out.glob("data/part-*.parquet")}
 
     process = rollgen.start(*options, "--resume", "--replicas", 2)
-    stdout, stderr = process.communicate(timeout=600)
+    stdout, stderr = process.communicate(timeout=900)
     assert process.returncode == 0, stderr
     summary = json.loads(stdout)
     assert (summary["restarts"], summary["failed"]) == (0, 0)
