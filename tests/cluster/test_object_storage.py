@@ -56,14 +56,18 @@ def check_whole(url: str, copy: Path, n: int = N) -> None:
     assert not workspace_directory(url, "w0").exists()
 
 
-def wait_for_commits(url: str, count: int, process: BaseProcess) -> int:
-    """Until there are more than so many. Returns how many."""
-    store, deadline = ObjectStore(url), time.monotonic() + 180
-    while (found := len([name for name in store.list("journal") if name.endswith(".jsonl")])) <= count:
+def commits(url: str) -> int:
+    """How many there are."""
+    return len([name for name in ObjectStore(url).list("journal") if name.endswith(".jsonl")])
+
+
+def wait_for_commits(url: str, count: int, process: BaseProcess) -> None:
+    """Until there are more than so many."""
+    deadline = time.monotonic() + 180
+    while commits(url) <= count:
         assert process.exitcode is None
         assert time.monotonic() < deadline, "no commit in time"
         time.sleep(0.1)
-    return found
 
 
 def test_a_run_in_which_a_replica_is_killed(stored_runs: Any, node_files: Path, tmp_path: Path) -> None:
@@ -79,14 +83,14 @@ def test_a_run_in_which_a_replica_is_killed(stored_runs: Any, node_files: Path, 
 def test_interrupted_then_killed_then_continued(stored_runs: Any, tmp_path: Path) -> None:
     """Ctrl-C commits what is finished, kill -9 of the driver loses no commit, three replicas make just the rest."""
     n, out = 12, stored_runs.out
-    first = stored_runs.start("slow", n)
-    commits = wait_for_commits(out, 0, first)
+    first = stored_runs.start("third", n)
+    wait_for_commits(out, 0, first)
     os.kill(first.pid, signal.SIGINT)
     first.join(180)
     assert first.exitcode == 128 + signal.SIGINT
 
-    second = stored_runs.start("slow", n)
-    commits = wait_for_commits(out, commits + 1, second)
+    second = stored_runs.start("two_thirds", n)
+    wait_for_commits(out, commits(out), second)
     second.kill()
     second.join(180)
 

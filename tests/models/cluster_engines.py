@@ -52,6 +52,25 @@ def stuck(spec: EngineSpec) -> FakeEngine:
     return FakeEngine(window=WINDOW, before=before)
 
 
+def third(spec: EngineSpec) -> FakeEngine:
+    """Makes the samples of the first seven prompts, and no others: it is at work until somebody ends it."""
+    return _first(7)
+
+
+def two_thirds(spec: EngineSpec) -> FakeEngine:
+    """The same of the first fourteen."""
+    return _first(14)
+
+
+def _first(prompts: int) -> FakeEngine:
+    async def before(request: SampleRequest) -> None:
+        await asyncio.sleep(SECONDS / 3)
+        if request.prompt.prompt_index >= prompts:
+            await asyncio.Event().wait()
+
+    return FakeEngine(window=WINDOW, before=before)
+
+
 def failing(spec: EngineSpec) -> FakeEngine:
     """Fails one sample, again and again."""
 
