@@ -43,7 +43,9 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 os.environ.setdefault("RAY_worker_niceness", "0")
 
 # How long an example takes is the machine's: by default 0.2 s are too long.
-settings.register_profile("rollgen", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "rollgen", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
 settings.load_profile("rollgen")
 
 VOCAB_SIZE = 512

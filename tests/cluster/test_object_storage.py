@@ -17,6 +17,7 @@ from uuid import uuid4
 import pytest
 import s3fs
 from models.datasets import planned_keys, read_rows
+from models.ports import kept_port
 from models.runs import Recorder
 from models.storage import s3_server
 
@@ -118,14 +119,15 @@ def test_a_storage_that_fails(stored_runs: Any, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     monkeypatch.setattr(workspace, "OUTAGE_SECONDS", 0)
-    server = ExitStack()
-    server.enter_context(s3_server())  # it has the same objects as that of the bucket
-    port = int(os.environ["AWS_ENDPOINT_URL"].rpartition(":")[2])
-    with server, pytest.raises(DatasetError, match=f"^{stored_runs.out}/.*: cannot be .*see to the connection"):
-        stored_runs("slow", commit_interval=0.2, reporter=Stopping(server))
-    assert any("finished shards that could not be sent: 1; they wait in" in note for note in stored_runs.reporter.notes)
-    with s3_server(port):
-        stats = stored_runs(resume=True)
+    with kept_port() as port:
+        with ExitStack() as server:
+            server.enter_context(s3_server(port))  # it has the same objects as that of the bucket
+            with pytest.raises(DatasetError, match=f"^{stored_runs.out}/.*: cannot be .*see to the connection"):
+                stored_runs("slow", commit_interval=0.2, reporter=Stopping(server))
+        notes = stored_runs.reporter.notes
+        assert any("finished shards that could not be sent: 1; they wait in" in note for note in notes)
+        with s3_server(port):
+            stats = stored_runs(resume=True)
     assert any("finished, but not committed by the last attempt" in note for note in stored_runs.reporter.notes)
     assert stats.stored_before + stats.stored == PROMPTS * N
     check_whole(stored_runs.out, tmp_path / "copy")

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from models.deaths import contents
 
@@ -68,7 +68,7 @@ def is_small(directory: Path, shard_tokens: int) -> list[str]:
     return [line.file for line in lines if line.tokens < shard_tokens / 2]
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=20)
 @given(some_rows, st.integers(1, 120), st.booleans(), st.booleans(), st.integers(0, 7))
 def test_rows_stay_and_prompts_come_together(
     make_manifest: MakeManifest,

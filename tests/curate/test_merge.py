@@ -17,7 +17,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from models.deaths import contents
 from models.disk import largest_file
@@ -104,7 +104,7 @@ some_rows = st.lists(
 )
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=15)
 @given(st.lists(some_rows, min_size=2, max_size=3).filter(any), st.integers(1, 60), st.booleans())
 def test_any_rows(
     make_manifest: MakeManifest,

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollgen.loader.index import Index
@@ -60,7 +60,7 @@ def next_fit(tokens: list[int], limit: int) -> list[int]:
     return [*edges, len(tokens)]
 
 
-@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=80)
 @given(lengths, every_settings, st.integers(0, 3))
 def test_every_sample_once_and_units_whole(
     make_index: MakeIndex, group_lengths: list[list[int]], chosen: BatchSettings, epoch: int
@@ -80,7 +80,7 @@ def test_every_sample_once_and_units_whole(
     assert (again.order.tolist(), again.edges.tolist()) == (plan.order.tolist(), plan.edges.tolist())
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=60)
 @given(lengths, every_settings.filter(lambda chosen: not (chosen.shuffle and chosen.bucket_by_length)))
 def test_batches_are_cut_like_a_plain_loop(
     make_index: MakeIndex, group_lengths: list[list[int]], chosen: BatchSettings
@@ -91,7 +91,7 @@ def test_batches_are_cut_like_a_plain_loop(
     assert plan.edges.tolist() == next_fit(units.tokens[plan.order].tolist(), chosen.batch_tokens)
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=40)
 @given(lengths, st.integers(1, 60), st.integers(0, 5))
 def test_shuffled_buckets_are_cut_before_they_move(
     make_index: MakeIndex, group_lengths: list[list[int]], limit: int, seed: int
@@ -105,7 +105,7 @@ def test_shuffled_buckets_are_cut_before_they_move(
     assert sorted(units.tokens[plan.batch(number)].tolist() for number in range(len(plan))) == sorted(expected)
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=40)
 @given(lengths, every_settings)
 def test_last_uses(make_index: MakeIndex, group_lengths: list[list[int]], chosen: BatchSettings) -> None:
     """The last batch that holds a sample of each row group, -1 for a row group without samples."""

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow.compute as pc
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollgen.errors import DatasetError, UsageError
@@ -55,7 +55,7 @@ def global_order(
     return placed
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=25)
 @given(
     st.fixed_dictionaries(
         {

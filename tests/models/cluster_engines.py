@@ -119,7 +119,7 @@ def poisoned(spec: EngineSpec) -> FakeEngine:
     """One sample takes the whole process down, whoever makes it."""
 
     async def before(request: SampleRequest) -> None:
-        await asyncio.sleep(SECONDS if _key(request) == POISON else 0)
+        await asyncio.sleep(10 * SECONDS if _key(request) == POISON else 0)  # when others are long committed
         if _key(request) == POISON:
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,15 +41,6 @@ def s3_server(port: int = 0) -> Iterator[str]:
             yield f"s3://{BUCKET}"
     finally:
         server.stop()
-
-
-@contextmanager
-def kept_port() -> Iterator[int]:
-    """A port for servers that come and go, which is given to nobody else meanwhile."""
-    with socket.socket() as keeper:
-        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do
-        keeper.bind(("127.0.0.1", 0))
-        yield keeper.getsockname()[1]
 
 
 def send(directory: Path, root: str) -> ObjectStore:

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 from models.datasets import planned_keys, write_prompts
+from models.ports import kept_port
 from models.program import Finished
-from models.storage import BUCKET, kept_port, s3_server
+from models.storage import BUCKET, s3_server
 from models.stored_run import StoredRuns
 
 from rollgen.remote.objects import ObjectStore

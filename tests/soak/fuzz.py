@@ -50,8 +50,8 @@ NUMBERS: Final = (0, 1, -1, 5, 2**15, 2**31 - 1, -(2**31), 2**31, 2**32, 2**62, 
 RETRY: Final = "retry-1.parquet"
 FAILURES: Final = "failures/w0.jsonl"
 FAILURE: Final = {"prompt_id": "7", "prompt_index": 1, "sample_index": 2, "stage": "engine", "error": "", "time": ""}
-SECONDS: Final = 20
-"""For one attempt."""
+SECONDS: Final = 180
+"""For one attempt, of which there are some fifty a second."""
 BATCH: Final = 50
 """Attempts that Hypothesis plans together: about a second's."""
 END_SECONDS: Final = 300

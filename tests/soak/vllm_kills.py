@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from models.datasets import planned_keys, read_rows, write_prompts
@@ -69,10 +70,11 @@ def _kill(command: list[str], directory: Path, out: Path, moment: float) -> bool
         members = _members(process.pid)
         segments = {segment for member in members for segment in _segments(member)}
         for member in members:  # the engine's processes have groups of their own
-            os.kill(member, signal.SIGKILL)
-        code = process.wait(60)
+            with suppress(ProcessLookupError):  # it has ended by itself
+                os.kill(member, signal.SIGKILL)
+        code = process.wait(180)
     assert code in (0, -signal.SIGKILL), log.read_text()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 180
     while _members(process.pid):
         assert time.monotonic() < deadline, "processes are left"
         time.sleep(0.1)
