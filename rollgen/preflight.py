@@ -352,10 +352,16 @@ def record_tombstones(plan: Plan, slot: WriterSlot) -> None:
 
 
 def _install_plan(preflight: Preflight, directory: Path) -> str:
-    """Give the plan its final name. Returns its SHA-256, which the manifest is to hold."""
-    sha256 = file_sha256(preflight.plan_path)
-    os.replace(preflight.plan_path, directory / PLAN_FILE)
-    fsync_directory(directory)
+    """Give the plan its final name. Returns its SHA-256, which the manifest is to hold.
+
+    One that is the same stays: a file that has changed is sent to object storage.
+    """
+    sha256, path = file_sha256(preflight.plan_path), directory / PLAN_FILE
+    if path.exists() and file_sha256(path) == sha256:
+        preflight.plan_path.unlink()
+    else:
+        os.replace(preflight.plan_path, path)
+        fsync_directory(directory)
     return sha256
 
 

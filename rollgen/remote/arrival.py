@@ -177,8 +177,8 @@ class Arrival:
             adoption = _Adoption(self, journal)
             lines = {file: adoption.line(file) for files in orphans.values() for file in files}
         except PlanUnreadable as error:
-            count = sum(map(len, orphans.values()))
-            self.note(f"{error}; shards that are finished and not committed are left to the next start: {count}")
+            count, problem = sum(map(len, orphans.values())), str(error).replace(str(self.directory), self.store.url)
+            self.note(f"{problem}; shards that are finished and not committed are left to the next start: {count}")
             return {}
         for note in adoption.notes:
             self.note(note)

@@ -81,7 +81,7 @@ class Mirror:
         self._fetch(wanted)
 
     def push_shared(self) -> None:
-        """Send the manifest, if it has changed, after what it vouches for; the card, too.
+        """Send the manifest after what it vouches for, and the card: what has changed of them, or had been lost there.
 
         Raises ResumeRefused when the dataset has got its first manifest from somebody else.
         """
@@ -105,9 +105,11 @@ class Mirror:
     def _push_manifest(self) -> None:
         path = self._directory / MANIFEST_FILE
         content = path.read_bytes() if path.exists() else None
-        if content is None or content == self._manifest:
+        if content is None:
             return
         self._send(self._local(_SHARED))
+        if content == self._manifest:
+            return
         if self._manifest is not None:
             self._store.replace(MANIFEST_FILE, content)
         elif not self._store.create(MANIFEST_FILE, content):

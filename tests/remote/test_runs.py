@@ -109,9 +109,29 @@ def test_continued_without_a_plan(stored_runs: StoredRuns, undisturbed: dict[Any
     """It is made again; what had been sent without a line is compared with it at the next start."""
     stored_runs("--n", 2, *COMMITS, delay=0.1, storage={"kill_at": STEPS["its line"]}, code=-9)
     stored_runs.store.delete("plan.parquet")
-    assert "are left to the next start: 1" in stored_runs("--n", 2, "--resume").stderr
+    lost = f"{stored_runs.url}/plan.parquet: missing; --resume with the very command of the last start makes it again"
+    left = stored_runs("--n", 2, "--resume").stderr
+    assert lost in left
+    assert "are left to the next start: 1" in left
     assert "some of it has been stored since" in stored_runs("--n", 2, "--resume").stderr
     assert rows_of(stored_runs) == undisturbed
+
+
+@pytest.mark.parametrize("damage", [None, b"PAR1"], ids=["lost", "damaged"])
+def test_a_plan_is_made_again_where_nothing_is_owed(
+    stored_runs: StoredRuns, tmp_path: Path, damage: bytes | None
+) -> None:
+    """By the same command. One that is there is not sent again."""
+    stored_runs("--n", 2)
+    plan = stored_runs.store.read("plan.parquet", 1 << 20)
+    stored_runs.store.delete("plan.parquet")
+    if damage is not None:
+        stored_runs.store.create("plan.parquet", damage)
+    steps = [tmp_path / "first", tmp_path / "second"]
+    for path in steps:
+        assert "nothing is owed" in stored_runs("--n", 2, "--resume", storage={"steps": path}).stderr
+    assert stored_runs.store.read("plan.parquet", 1 << 20) == plan
+    assert ["put plan.parquet" in path.read_text().splitlines() for path in steps] == [True, False]
 
 
 def test_a_writer_that_was_taken_for_dead(stored_runs: StoredRuns, undisturbed: dict[Any, Any]) -> None:
