@@ -251,7 +251,7 @@ def parse_pairs(pairs: object) -> dict[str, Any]:
     for pair in pairs:
         key, equals, text = str(pair).partition("=")
         if not equals or not key:
-            raise ValueError(f"expected KEY=VALUE, got {pair!r}")
+            raise ValueError(f"{pair!r} is not KEY=VALUE")
         if key in parsed:
             raise ValueError(f"{key} is given twice")
         try:

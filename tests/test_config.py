@@ -137,9 +137,9 @@ def test_command_line_lists_and_pairs() -> None:
 @pytest.mark.parametrize(
     ("pairs", "expected"),
     [
-        (["a"], "expected KEY=VALUE, got 'a'"),
-        (["=1"], "expected KEY=VALUE, got '=1'"),
-        ([""], "expected KEY=VALUE, got ''"),
+        (["a"], "'a' is not KEY=VALUE"),
+        (["=1"], "'=1' is not KEY=VALUE"),
+        ([""], "'' is not KEY=VALUE"),
         (["a=1", "a=2"], "a is given twice"),
         ("a=1", "expected KEY=VALUE pairs"),
         (None, "expected KEY=VALUE pairs"),

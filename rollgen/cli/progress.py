@@ -78,9 +78,9 @@ class ConsoleReporter:
         if place.remote is None:
             begin_card(place.directory)  # measuring all of it again can wait for the end
         summary, shard = preflight.summary, preflight.config.shard
-        what = f"{summary.samples} samples of {summary.prompts} prompts to {place}"
+        what = f"{counted(summary.samples, 'sample')} of {counted(summary.prompts, 'prompt')} to {place}"
         if shard is not None:
-            what = f"part {shard.replace('/', ' of ')}: {stats.planned} of the {what}"
+            what = f"part {shard.replace('/', ' of ')}: {stats.planned:,} of the {what}"
         self.note(f"{manifest.model.name} ({manifest.model.dtype}), capture {manifest.capture}: {what}")
 
     def grown(self, place: Place) -> None:

@@ -140,6 +140,8 @@ def _describe(done: Scored, directory: Path, *, rescore: bool) -> str:
         lines.append("to score those of the earlier attempt again too, give the same command once more")
     if not done.in_force:
         lines.append("the rewards from before stay in force until every sample has a new one")
-    if not done.failed:
-        lines.append(f'to train on them: RolloutStream("{directory}", rewards="{done.name}")')
+    if done.mean is None and not done.failed:
+        lines.append("no sample is stored yet; the same command scores those that come")
+    elif not done.failed:
+        lines.append(f"to train on them: RolloutStream({str(directory)!r}, rewards={done.name!r})")
     return "\n".join(map(brief, lines))

@@ -106,6 +106,8 @@ def find_scorer(scorer: str | ScoringFunction, *, field: str | None = None, extr
         module, _, attribute = scorer.partition(":")
         if not module or not attribute:
             raise UsageError(f"{scorer}: no such scorer; give MODULE:FUNCTION")
+        if module.endswith(".py") or "/" in module:
+            raise UsageError(f"{scorer}: name the module, not its file: {Path(module).stem}:{attribute}")
     else:
         return _find_built_in(scorer, field, extract)
     if field is not None or extract is not None:

@@ -8,6 +8,7 @@ trainer that normalises its own logits over the same ids cannot reproduce them.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from importlib.metadata import entry_points
 from typing import Any, Final
 
@@ -105,8 +106,11 @@ def excluding_args(arguments: Mapping[str, Any]) -> list[str]:
 
 def is_sampling_parameter(name: str) -> bool:
     """Whether vLLM's SamplingParams has such a field, as far as is known here."""
-    known = (_OWNED_SAMPLING, _REPLAYABLE_SAMPLING, _NEUTRAL_SAMPLING, _REFUSED_SAMPLING)
-    return any(name in names for names in known)
+    return name in _known_sampling()
+
+
+def _known_sampling() -> frozenset[str]:
+    return frozenset().union(_OWNED_SAMPLING, _REPLAYABLE_SAMPLING, _NEUTRAL_SAMPLING, _REFUSED_SAMPLING)
 
 
 def check_untruncated(config: RunConfig) -> None:
@@ -137,7 +141,13 @@ def _sampling_problems(arguments: Mapping[str, Any]) -> list[str]:
             or (name in _NEUTRAL_SAMPLING and value == _NEUTRAL_SAMPLING[name])
         ):
             continue
-        problems.append(f"--sampling-arg {name}={value} cannot be replayed: it may change logits inside the support")
+        if is_sampling_parameter(name):
+            why = "cannot be replayed: it may change logits inside the support"
+        else:
+            similar = get_close_matches(name, sorted(_known_sampling()), 1)
+            meant = f" (did you mean {similar[0]}?)" if similar else ""
+            why = f"is none that is known here{meant}: it may change logits"
+        problems.append(f"--sampling-arg {name}={value} {why}")
     return problems
 
 

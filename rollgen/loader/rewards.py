@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from shlex import quote
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -102,6 +103,8 @@ def with_rewards(index: Index, places: Sequence[Place], names: Sequence[str]) ->
     for place in places:
         if isinstance(place, ObjectStore):
             raise UsageError(f"{place.url}: rewards are not read from object storage; copy the dataset here")
+    if not len(index):
+        return index
     columns = {name: _column_of(name) for name in names}
     of_dataset = [np.flatnonzero(index.dataset == number) for number in range(len(index.datasets))]
     values = {name: np.full(len(index), np.nan) for name in columns}
@@ -141,8 +144,8 @@ def _read(stored: StoredDataset, name: str, columns: Sequence[str]) -> Rewards:
     if rewards.scorer is None:
         there = ", ".join(reward_names(directory)) or "none"
         raise UsageError(
-            f"{directory}: has no rewards {name!r} (there are: {there}); make them with `rollgen score {directory} "
-            f"--with MODULE:FUNCTION --name {name}`"
+            f"{directory}: has no rewards {name!r} (there are: {there}); make them with "
+            f"`rollgen score {quote(str(directory))} --with MODULE:FUNCTION --name {name}`"
         )
     for column in columns:
         if column not in rewards.values:
@@ -163,7 +166,7 @@ def _check_all(values: Float64Array, keys: Keys, asked: str, rewards: Rewards, s
             )
         assert rewards.scorer is not None
         name, _, column = asked.partition(".")
-        command = f"`rollgen score {stored.directory} {rewards.scorer.options} --name {name}"
+        command = f"`rollgen score {quote(str(stored.directory))} {rewards.scorer.options} --name {name}"
         advice = f"{command}` scores what it can of them"
         if column:
             advice += f"; those that it scored without {column!r}, only `--rescore` scores again"

@@ -15,6 +15,7 @@ from typer.testing import CliRunner, Result
 from rollgen.cli.app import app
 from rollgen.curate.score import BATCH_SIZE, TIMEOUT_SECONDS
 from rollgen.errors import ResumeRefused, UsageError
+from rollgen.loader import RolloutStream
 
 MODULE = """
 from pathlib import Path
@@ -53,7 +54,7 @@ def test_all_scored(directory: Path) -> None:
     assert result.return_value == 0, result.exception
     assert result.stdout.splitlines() == [
         "reward 'good' (scorer local_graders:one): 6 samples scored; mean reward 1",
-        'to train on them: RolloutStream("run", rewards="good")',
+        "to train on them: RolloutStream('run', rewards='good')",
     ]
     again = run("run", "--with", "local_graders:one", "--name", "good")
     assert again.stdout.splitlines()[0].endswith(": 0 samples scored, 6 had a reward; mean reward 1")
@@ -155,3 +156,14 @@ def test_help_says_the_defaults() -> None:
 def test_small_rewards_are_not_nothing(directory: Path) -> None:
     """Figures of rewards have six digits wherever the point is."""
     assert run(directory, "--with", "local_graders:cents").stdout.splitlines()[0].endswith("mean reward 0.0004")
+
+
+def test_nothing_is_stored_yet(tmp_path: Path, directory: Path) -> None:
+    """A run whose samples are still to come: said, instead of how to train on them."""
+    for path in [*directory.glob("data/*"), *directory.glob("journal/*")]:
+        path.unlink()
+    result = run("run", "--with", "local_graders:one", "--name", "good")
+    assert result.return_value == 0, result.exception
+    assert result.stdout.splitlines()[1:] == ["no sample is stored yet; the same command scores those that come"]
+    with pytest.raises(UsageError, match="no sample to read"):
+        RolloutStream(directory, rewards="good")

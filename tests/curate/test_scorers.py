@@ -129,6 +129,8 @@ def test_a_function_itself(module: Path) -> None:
         ),
         ("graders:wrong", {}, r"^graders:wrong: cannot be imported: AttributeError: module 'graders' has no attribute"),
         ("graders:TABLE", {}, r"^graders:TABLE: is of type dict, not a function$"),
+        ("graders.py:one", {}, r"^graders\.py:one: name the module, not its file: graders:one$"),
+        ("./rewards/graders.py:one", {}, r": name the module, not its file: graders:one$"),
         (":f", {}, r"^:f: no such scorer; give MODULE:FUNCTION$"),
         ("graders:correct", {"field": "answer"}, r"^field and extract are for exact_match and regex"),
         ("exact_match", {}, r"^exact_match: needs a field of the metadata to compare with: give --field$"),

@@ -55,8 +55,13 @@ UNREPLAYABLE: list[Any] = [
     pytest.param({"repetition_penalty": 0.0}, {}, "repetition_penalty=0.0 cannot be replayed", id="0 is not neutral"),
     pytest.param({"logit_bias": {"7": 1.0}}, {}, "logit_bias={'7': 1.0} cannot be replayed", id="bias"),
     pytest.param({"extra_args": {"x": 1}}, {}, "extra_args={'x': 1} cannot be replayed", id="extra arguments"),
-    pytest.param({"invented": 1}, {}, "invented=1 cannot be replayed", id="unknown sampling parameter"),
-    pytest.param({"Min_tokens": 1}, {}, "Min_tokens=1 cannot be replayed", id="names are exact"),
+    pytest.param({"invented": 1}, {}, "invented=1 is none that is known here: it may", id="unknown sampling parameter"),
+    pytest.param(
+        {"Min_tokens": 1},
+        {},
+        "Min_tokens=1 is none that is known here (did you mean min_tokens?)",
+        id="names are exact",
+    ),
     pytest.param({}, {"invented": 1}, "--engine-arg invented is not known to leave sampling replayable", id="unknown"),
     pytest.param({}, {"worker_extension_cls": "a.B"}, "worker_extension_cls is not known to leave", id="foreign code"),
 ]

@@ -283,7 +283,8 @@ def test_owed_retries_are_told_apart(make_again: Callable[[], Any]) -> None:
         ("dir.html", "is a directory"),
         ("no/report.html", "/no is not there; make it first"),
         ("own.html/report.html", "/own.html is not a directory"),
-        (".", "^--html '': name a file"),
+        (".", r"^--html \.: name a file"),
+        ("s3://bucket/report.html", "/report.html: a report is written to a file of this machine"),
         ("own.html", "is there, and no report of rollgen"),
         ("link.html", "is there, and no report of rollgen"),
         ("pipe.html", "is there, and no report of rollgen"),
@@ -307,7 +308,7 @@ def test_targets_that_cannot_be(make_dataset: Callable[..., Any], tmp_path: Path
     os.mkfifo(tmp_path / "pipe.html")
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(UsageError, match=problem):
-        write_report(directory, Path() if name == "." else tmp_path / name)
+        write_report(directory, Path(name) if name == "." or ":" in name else tmp_path / name)
     assert (tmp_path / "own.html").read_text() == "<!DOCTYPE html><p>mine"
     assert sorted(tmp_path.rglob("*")) == before
 
