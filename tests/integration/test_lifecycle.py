@@ -62,8 +62,8 @@ def engines_of(process: subprocess.Popen[str]) -> list[int]:
 
 
 def restarts(out: Path) -> list[str]:
-    """What the logs say of each."""
-    return [line for log in out.glob("logs/*.log") for line in log.read_text().splitlines() if AGAIN in line]
+    """What the logs say of each, in their order."""
+    return [line for log in sorted(out.glob("logs/*.log")) for line in log.read_text().splitlines() if AGAIN in line]
 
 
 def end_engines(process: subprocess.Popen[str], number: signal.Signals, out: Path) -> None:
