@@ -52,8 +52,8 @@ def inspect_directory(directory: Path) -> Holds:
         return Holds.NOTHING
     if not any(journal.glob("*.lock")):  # the first file that a run makes
         return Holds.FOREIGN
-    if list_shards(directory):
-        return Holds.SHARDS
+    if list_shards(directory):  # or another part has begun since we looked for its manifest
+        return Holds.RUN if (directory / MANIFEST_FILE).exists() else Holds.SHARDS
     only_ours = all(name.startswith(".tmp-") or any(fnmatch(name, own) for own in OWN_PLACES) for name in names)
     return Holds.NOTHING if only_ours and not _foreign_data(directory) else Holds.FOREIGN
 

@@ -60,6 +60,18 @@ def test_what_a_directory_holds(tmp_path: Path, names: tuple[str, ...], holds: H
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_another_part_begins_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It makes its manifest and a shard after we have looked for a manifest: that is a run."""
+    lay_out(tmp_path, "journal/start-section.lock")
+
+    def list_shards(directory: Path) -> list[Path]:
+        lay_out(directory, "rollgen.json", "data/part-w0-000000.parquet")
+        return [directory / "data/part-w0-000000.parquet"]
+
+    monkeypatch.setattr("rollgen.directory.list_shards", list_shards)
+    assert inspect_directory(tmp_path) is Holds.RUN
+
+
 def test_nothing_is_there(tmp_path: Path) -> None:
     """A path that does not exist holds nothing, and is not made."""
     assert inspect_directory(tmp_path / "out") is Holds.NOTHING

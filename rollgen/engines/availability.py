@@ -38,12 +38,13 @@ async def wait_until_well(
 ) -> None:
     """Raises EngineError after so many seconds, UnfitEngine when it is another server now. `probed`: it just was."""
     started, pause = time.monotonic(), FIRST_PAUSE
+    began = started
     while (problem := await inspection.problem(wire, thorough=not probed)) is not None:
         probed = False  # it is not known what comes back
-        if time.monotonic() - started > seconds:
+        if began - started > seconds:  # a look in which this program was stopped is followed by another
             raise EngineError(f"{address}: the server has been away for {seconds:.0f} s: {problem}; start it")
         await asyncio.sleep(pause)
-        pause = min(2 * pause, LONGEST_PAUSE)
+        began, pause = time.monotonic(), min(2 * pause, LONGEST_PAUSE)
 
 
 class Availability:
@@ -131,12 +132,13 @@ class Availability:
     async def _look(self) -> bool:
         """Whether the server is well, once it is or is dead."""
         since, pause = time.monotonic(), FIRST_PAUSE
+        began = since
         while (problem := await self._problem()) is not None and self._death is None:
-            if time.monotonic() - since > BRIDGE_SECONDS and not self.in_flight:
+            if began - since > BRIDGE_SECONDS and not self.in_flight:
                 self._death = EngineError(f"{self._address}: the server does not work: {problem}")
                 break
             await asyncio.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
+            began, pause = time.monotonic(), min(2 * pause, LONGEST_PAUSE)
         return self._death is None
 
     async def _problem(self) -> str | None:

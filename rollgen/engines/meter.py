@@ -71,13 +71,15 @@ class Meter:
         self._answered = time.monotonic()
 
     def growth(self, load: Load | None, in_flight: int) -> int:
-        """Tokens since the last call, of which some may be ours, as `in_flight` requests of ours are with the server.
+        """Tokens since it last told its load, of which some may be ours, as it has `in_flight` requests of ours.
 
         None may be while it says that it is at fewer than those, nor after it has answered none of ours for long.
         """
         if not in_flight:  # no answer is due
             self.answered()
-        before, self._before = self._before, None if load is None else load.generated
+        before = self._before
+        if load is not None:  # one that did not answer in time goes on counting
+            self._before = load.generated
         is_lost = load is not None and load.requests is not None and load.requests < in_flight
         is_silent = time.monotonic() - self._answered > LONGEST_CREDIT * self.stall_timeout
         self.is_counting = load is not None and not is_lost and not is_silent

@@ -63,11 +63,12 @@ def _lock_exclusively(file: IO[bytes], given_up: Callable[[], bool]) -> bool:
     """Whether the lock could be had before that was given up. Those who wait for long ask less and less often."""
     began = time.monotonic()
     while True:
+        waited = time.monotonic() - began  # before the try: nobody gives up without one after that time
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
         except BlockingIOError:
-            waited = time.monotonic() - began
+            pass
         if waited >= _LOCK_SECONDS and given_up():
             return False
         time.sleep(random.uniform(0.5, 1) * min(max(0.02, waited / 20), 1))

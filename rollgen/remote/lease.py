@@ -125,19 +125,20 @@ class Watch:
 
     def look(self, name: str) -> tuple[State, Sign]:
         """Raises DatasetError when the storage does not answer."""
+        began = time.monotonic()  # what comes may be as old as that, whatever time it takes to come
         content = _read(self._store, name)
         if content is None:
             self._seen.pop(name, None)
             return State.GONE, Sign()
-        now, sign = time.monotonic(), Sign.parse(content)
+        sign = Sign.parse(content)
         known = self._seen.get(name)
         if known is None or known[0] != content:
-            self._seen[name] = (content, now)
+            self._seen[name] = (content, time.monotonic())
         if sign.host == _this_host() and not _is_held(sign):
             return State.DEAD, sign
         if known is not None and known[0] != content:
             return State.ALIVE, sign
-        if (known is not None and now - known[1] >= DEAD_SECONDS) or (known is None and self._is_old(name)):
+        if (known is not None and began - known[1] >= DEAD_SECONDS) or (known is None and self._is_old(name)):
             return State.SILENT, sign
         return (State.ALIVE if sign.host == _this_host() else State.UNKNOWN), sign
 
@@ -247,10 +248,7 @@ class Lease:
     def say(self, holder: Holder) -> None:
         """Let others know. Raises as `check` does."""
         with self._lock:
-            since = _now()
-            self.check()
-            self._sign = replace(self._sign, holder=holder, beat=self._sign.beat + 1)
-            self._write(since)
+            self._beat(holder)
 
     def check(self) -> None:
         """Raise ResumeRefused when somebody else has taken the lock, DatasetError when the storage does not answer."""
@@ -266,12 +264,23 @@ class Lease:
 
     def _refresh(self) -> None:
         while not self._ended.wait(REFRESH_SECONDS):
-            with suppress(RollgenError), self._lock:  # the storage does not answer: others may see that as silence
-                since = _now()
-                if self._is_lost or not self._is_ours():
-                    return
-                self._sign = replace(self._sign, beat=self._sign.beat + 1)
-                self._write(since)
+            try:
+                with self._lock:
+                    self._beat(self._sign.holder)
+            except ResumeRefused:
+                return
+            except RollgenError:  # the storage does not answer: others may see that as silence
+                pass
+
+    def _beat(self, holder: Holder) -> None:
+        """Write the next sign. Raises as `check` does."""
+        for _ in range(_TRIES):
+            since = _now()
+            self.check()
+            if _now() - since <= REFRESH_SECONDS:  # else ask again: nothing has been written over yet
+                break
+        self._sign = replace(self._sign, holder=holder, beat=self._sign.beat + 1)
+        self._write(since)
 
     def _write(self, since: float) -> None:
         """Write the lock, which was nobody else's `since` then. Raises ResumeRefused when that is too long ago."""

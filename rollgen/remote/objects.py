@@ -193,13 +193,14 @@ class ObjectStore:
         system, _ = self._connect()
         with self._spoken(name, "be read"):
             system.invalidate_cache()
+            asked = datetime.now(UTC)  # before: this process may be stopped until the answer is here
             try:
                 written = system.modified(self._path(name))
             except NotImplementedError:
                 return 0.0
         if not isinstance(written, datetime):
             return 0.0
-        return (datetime.now(UTC) - (written if written.tzinfo else written.replace(tzinfo=UTC))).total_seconds()
+        return (asked - (written if written.tzinfo else written.replace(tzinfo=UTC))).total_seconds()
 
     def create(self, name: str, content: bytes) -> bool:
         """Make an object, unless there is one: False then.

@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 from models import fake_server
+from models.clocks import SleepersClock
 from models.driven import check, drive, sample
 from models.fake_server import FakeServer, answers, disconnects, hangs, waits
 
+from rollgen.engines.address import Address
+from rollgen.engines.availability import Availability, wait_until_well
 from rollgen.engines.base import RequestError, SampleRequest
 from rollgen.engines.http import MAX_TRIES, HttpEngine
 from rollgen.errors import EngineError, UnfitEngine
@@ -327,3 +330,37 @@ def test_a_probe_that_nobody_waits_for(server: FakeServer, make_engine: MakeEngi
     server.faults = [hangs]
     with pytest.raises(EngineError, match="interrupted while a server was waited for"):
         make_engine(given_up=lambda: server.in_flight > 0)
+
+
+class StoppedLooks:
+    """Looks, in each of which this program is stopped for long: so many fail, the next finds the server well."""
+
+    def __init__(self, clock: SleepersClock, failing: int) -> None:
+        self.clock = clock
+        self.failing = failing
+
+    async def problem(self, wire: Any, *, thorough: bool) -> str | None:
+        self.clock.sleep(1000)
+        self.failing -= 1
+        return "no answer" if self.failing >= 0 else None
+
+
+@pytest.mark.parametrize("at_start", [False, True], ids=["between requests", "at start"])
+def test_stopped_in_a_look(monkeypatch: pytest.MonkeyPatch, at_start: bool) -> None:
+    """Another look shows whether the server is away, or this program was; a second one that fails is its death."""
+    clock: Any = SleepersClock()
+    monkeypatch.setattr("rollgen.engines.availability.time", clock)
+
+    async def wait(failing: int) -> None:
+        looks: Any = StoppedLooks(clock, failing)
+        wire: Any = None
+        if at_start:
+            await wait_until_well(wire, Address("http://x", None), looks, 10.0, probed=False)
+            return
+        availability = Availability(wire, Address("http://x", None), looks)
+        availability.doubt()
+        await availability.wait()
+
+    asyncio.run(wait(1))
+    with pytest.raises(EngineError, match="no answer"):
+        asyncio.run(wait(2))

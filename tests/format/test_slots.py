@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from models.clocks import SleepersClock
 from models.disk import NO_HARD_LINKS, no_hard_links
 from models.slots import LINE, hold_slot, take_slot
 
 from rollgen.errors import DatasetError, ResumeRefused, UsageError
+from rollgen.format import locks
 from rollgen.format.commit import WHOLE, Holder, Part, WriterSlot, live_writers, read_holder, start_section, writable
 
 
@@ -257,3 +259,21 @@ def test_a_start_survives_the_directory_being_taken_away(tmp_path: Path, asking:
         shutil.rmtree(directory)
     thread.join()
     assert taken == [True]
+
+
+def test_a_lock_is_asked_for_again_after_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process looked at it for an instant, and this one was stopped then: the lock is free, and it gets it."""
+    clock, flock, tries = SleepersClock(), fcntl.flock, []
+
+    def stopped(file: Any, operation: int) -> None:
+        tries.append(operation)
+        if len(tries) == 1:
+            clock.sleep(2 * locks._LOCK_SECONDS)
+            raise BlockingIOError
+        flock(file, operation)
+
+    monkeypatch.setattr(locks, "time", clock)
+    monkeypatch.setattr(fcntl, "flock", stopped)
+    lock = locks.open_lock(tmp_path / "journal" / "w0.lock")
+    assert lock is not None
+    lock.close()

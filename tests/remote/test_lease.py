@@ -273,6 +273,54 @@ def test_suspended_in_front_of_a_beat(
         held.check()
 
 
+def stopped_once(monkeypatch: pytest.MonkeyPatch, clock: SleepersClock) -> threading.Event:
+    """The next answer of the storage is DEAD_SECONDS old once it is here; it is set then."""
+    real, stopped = ObjectStore.read, threading.Event()
+
+    def read(store: ObjectStore, name: str, max_bytes: int) -> bytes:
+        content = real(store, name, max_bytes)
+        if not stopped.is_set():
+            clock.sleep(lease.DEAD_SECONDS)
+            stopped.set()
+        return content
+
+    monkeypatch.setattr(ObjectStore, "read", read)
+    return stopped
+
+
+def test_suspended_while_the_lock_is_read(
+    store: ObjectStore, held: Lease, monkeypatch: pytest.MonkeyPatch, clock: SleepersClock
+) -> None:
+    """It asks again before it writes, so that nothing is lost."""
+    stopped_once(monkeypatch, clock)
+    held.say(Holder(Part(1, 4), "attempt", "another plan"))
+    held.check()
+    assert Sign.parse(store.read(LOCK, 4096)).holder.plan_sha256 == "another plan"
+
+
+@pytest.mark.usefixtures("beating")
+def test_suspended_while_it_is_read_for_a_beat(
+    store: ObjectStore, held: Lease, monkeypatch: pytest.MonkeyPatch, clock: SleepersClock
+) -> None:
+    """As above, and it beats on."""
+    assert stopped_once(monkeypatch, clock).wait(180)
+    before, until = Sign.parse(store.read(LOCK, 4096)).beat, time.monotonic() + 180
+    while Sign.parse(store.read(LOCK, 4096)).beat < before + 2:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    held.check()
+
+
+def test_a_watcher_that_is_suspended(store: ObjectStore, monkeypatch: pytest.MonkeyPatch, clock: SleepersClock) -> None:
+    """What it read before that is no sign of silence since then."""
+    foreign(store)
+    watch = Watch(store)
+    assert watch.look(LOCK)[0] is State.UNKNOWN
+    stopped_once(monkeypatch, clock)
+    assert watch.look(LOCK)[0] is State.UNKNOWN
+    assert watch.look(LOCK)[0] is State.SILENT
+
+
 def test_one_of_many_steps(store: ObjectStore, held: Lease, clock: SleepersClock) -> None:
     """A moment after a check nothing is asked; later it is."""
     held.check()

@@ -7,6 +7,7 @@ import os
 import pickle
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime, tzinfo
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -139,6 +140,29 @@ def test_age(store: ObjectStore) -> None:
     """In seconds, of what was written just now."""
     store.create("x", b"")
     assert -5 < store.age("x") < 60
+
+
+def test_age_that_is_told_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time that passes until the answer is here, as this process is stopped, is no part of it."""
+
+    class Clock(datetime):
+        seconds = 0.0
+
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Clock:
+            return cls.fromtimestamp(cls.seconds, tz)
+
+    class Storage:
+        def invalidate_cache(self) -> None: ...
+
+        def modified(self, path: str) -> Clock:
+            written = Clock.now(UTC)
+            Clock.seconds += 2000
+            return written
+
+    monkeypatch.setattr("rollgen.remote.objects.datetime", Clock)
+    monkeypatch.setattr(ObjectStore, "_connect", lambda store: (Storage(), "run"))
+    assert ObjectStore("memory://run").age("x") == 0.0
 
 
 def test_a_file_that_has_changed_is_not_sent(store: ObjectStore, tmp_path: Path) -> None:
