@@ -61,7 +61,7 @@ class Place:
         return (
             f"[Errno 2] No such file or directory: '{self.root}/un known/x.bin' in {self.root}/models/tiny/config\n"
             f'  File "{self.root}/site packages/engine.py", line 3; /srv/CANARY/lib/a.py:7; file:///srv/CANARY/b\n'
-            f"  {self.root}/home/.cache/hub; {self.root}/work/p.log; {self.root}/tmp/socket; {self.runs.out}/data\n"
+            f"  {self.root}/home/.cache/hub; {self.root}/here/p.log; {self.root}/tmp/socket; {self.runs.out}/data\n"
             f"  {known}; https://me:CANARY@hub.example/x; sent hf_CANARYcanaryCANARYcanary"
         )
 
@@ -73,7 +73,7 @@ TOLD = ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "OPENAI_API_KEY", "DATABASE_PASSWOR
 def place(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     """Home, working and temporary directory, model, tokenizer, template, prompts, configuration and dataset."""
     root = tmp_path / "CANARY of al ice"
-    for name in ("home", "work", "tmp", "models", "prompts", "config", "datasets"):
+    for name in ("home", "here", "tmp", "models", "prompts", "config", "datasets"):
         (root / name).mkdir(parents=True)
     shutil.copytree(tiny_model, root / "models" / "tiny")
     settings = root / "models" / "tiny" / "tokenizer_config.json"
@@ -86,7 +86,7 @@ def place(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("TMPDIR", str(root / "tmp"))
     monkeypatch.setattr("tempfile.tempdir", None)
     monkeypatch.setattr("rollgen.loop.stop.SIGNAL_GRACE_SECONDS", 0.01)
-    monkeypatch.chdir(root / "work")
+    monkeypatch.chdir(root / "here")
     runs = Runs(root / "prompts", root / "models" / "tiny")
     runs.out = root / "datasets" / "set"
     runs.write_prompts(4)

@@ -9,7 +9,6 @@ page           puts it, plotly.js, and the scripts and style sheets of `assets/`
 from __future__ import annotations
 
 import os
-import re
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,10 +24,9 @@ from rollgen.inspect.report.content import report_content
 from rollgen.inspect.report.page import BEGINNING, read_plotly, render_page
 from rollgen.inspect.rewards import stored_rewards
 from rollgen.inspect.stats import stats_of
+from rollgen.remote.objects import is_url
 
 _SUFFIXES: Final = (".html", ".htm")
-_IS_URL: Final = re.compile(r"[a-z][a-z0-9+.-]+:/")
-"""Of which a path has but one slash."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +71,7 @@ def write_report(directory: Path, target: Path) -> Report:
 def check_target(directory: Path, target: Path) -> None:
     """Raise UsageError for a place where no page of the dataset in `directory` can be, or where one would replace
     something else."""
-    if _IS_URL.match(str(target)):
+    if is_url(target):
         raise UsageError(f"--html {target}: a report is written to a file of this machine")
     if target.suffix.lower() not in _SUFFIXES:
         raise UsageError(f"--html {target}: name a file that ends in .html")
